@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
     (
         r"py:.*",
-        r"pa_core\.(loop\.(Loop|Steps)|custom_loop\.evaluations\.Evaluations|micro_batches\.MicroBatch)",
+        r"pa_core\.(session\.Session|setup\.RunState|update\.(AnyUpdate|Batches)|parts\.Part|custom_loop\.evaluations\.Evaluations|micro_batches\.MicroBatch)",
     ),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|RunSettings)"),  # what stands for settings that init() makes

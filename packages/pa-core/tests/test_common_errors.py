@@ -162,7 +162,7 @@ def test_the_reason_for_which_another_process_stops_is_known_to_all() -> None:
             raise StopTrainingError("the disk of this machine is slow")
 
     trainer = linear_trainer(CallAt("on_train_step_end", stop))
-    noted = AlsoAt("on_training_run_end", lambda one: reasons.append(str(one._engine.rank_sync.stop)))
+    noted = AlsoAt("on_training_run_end", lambda one: reasons.append(str(one._session.rank_sync.stop)))
     trainer.callback_handler.add_callback(noted)
     trainer.train(DATA, 1, per_device_batch_size=2)
     expected = "the disk of this machine is slow"

@@ -329,7 +329,7 @@ def sharding_trainer(**asked: Any) -> Trainer[nn.Module]:
 
 def settings_of(trainer: Any) -> ShardingSettings | None:
     """How a trainer shards its model, None where it does not: on one process, nothing public tells."""
-    settings: ShardingSettings | None = trainer._engine.sharding
+    settings: ShardingSettings | None = trainer._setup.sharding
     return settings
 
 

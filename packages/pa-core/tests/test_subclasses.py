@@ -158,7 +158,7 @@ def test_the_guard_knows_every_private_attribute_of_a_trainer() -> None:
 
 def test_a_name_of_a_part_is_refused_in_the_body_of_a_class() -> None:
     """A method or a class attribute of such a name would be hidden by the part, or replace it."""
-    for name in ("_engine", "_loop", "_run_epoch"):
+    for name in ("_session", "_setup", "_run_epoch"):
         with pytest.raises(OverrideError, match=rf"Mine\.{name} would replace .* Rename {name}\."):
             type("Mine", (Trainer,), {name: False})
 

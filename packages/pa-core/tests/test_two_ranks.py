@@ -48,7 +48,7 @@ class ReadsLate(Trainer):
 
     @override
     def training_run_start(self) -> None:
-        self._engine.rank_sync.reader = LateReader(delay=2)
+        self._session.rank_sync.reader = LateReader(delay=2)
 
 
 def test_processes_that_compute_in_another_way_make_no_reproducible_run() -> None:

@@ -50,10 +50,9 @@ from pa_core.callback_checks import (
 from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import has_weights_of, load_checkpoint_into
 from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.data.evaluation_sets import EvaluationSet
+from pa_core.data.evaluation_sets import EvaluationSet, EvaluationSets
 from pa_core.distributed import processes
 from pa_core.distributed.comparison import advice_for_parted
-from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import (
     ArgumentTypeError,
@@ -61,13 +60,14 @@ from pa_core.errors import (
     UnsupportedConfigurationError,
     as_configuration_error,
 )
-from pa_core.exchange import Exchange
+from pa_core.exchange import Alone, Averaged, Exchange, Tree
 from pa_core.extra_models import AddedModule
 from pa_core.fingerprint import fingerprint
 from pa_core.model_description import describe_model
 from pa_core.model_tensors import is_sharded_module, missing_methods, unwrap_model
 from pa_core.progress import Stage
 from pa_core.run_config import TrainerRunConfig
+from pa_core.setup import RunState, Setup
 from pa_core.sharding.sharding_plan import read_settings
 from pa_core.subclasses import check_subclass
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
@@ -151,7 +151,8 @@ class AnyTrainer(ABC):
     gradient_norm: Tensor | None
     resume_from: Path | None
     preemptible: bool
-    _engine: Engine
+    _setup: Setup
+    _session: RunState
 
     def __init__(
         self,
@@ -186,12 +187,13 @@ class AnyTrainer(ABC):
                 watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
-        self._engine = Engine(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
-        self._engine.exchange = self.create_exchange()
-        if reproducible is not None and not self._engine.exchange.is_exact:
+        self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
+        self._setup.exchange = exchange = self.create_exchange()
+        self._session = RunState(self._setup, {}, EvaluationSets())
+        if reproducible is not None and not exchange.is_exact:
             raise UnsupportedConfigurationError(
                 "The exchange of this trainer makes no reproducible runs.",
-                given=f"{type(self._engine.exchange).__name__}, whose is_exact is False",
+                given=f"{type(exchange).__name__}, whose is_exact is False",
                 do="Leave reproducible out.",
             )
 
@@ -251,7 +253,10 @@ class AnyTrainer(ABC):
             ...     def create_exchange(self) -> Exchange:
             ...         return CountUpdates()
         """
-        return self._engine.create_exchange()
+        accelerator = self._setup.accelerator
+        if self._setup.reproducible:
+            return Tree(accelerator, lambda: (self._session.resumption.seed, self._session.progress.updates))
+        return Averaged(accelerator) if accelerator.num_processes > 1 else Alone()
 
     def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
         """Create what calls the callbacks; override this for a custom ``CallbackHandler``.
@@ -279,17 +284,17 @@ class AnyTrainer(ABC):
             gradient_clip_value: The bound on each element of the gradients.
         """
         sizes = per_device_batch_size, num_epochs, gradient_accumulation_steps
-        return self._engine.make_run_config(self, (*sizes, max_num_train_steps, gradient_clip_value))
+        return self._session.make_run_config(self, (*sizes, max_num_train_steps, gradient_clip_value))
 
     @property
     def num_updates_completed(self) -> int:
         """Optimizer updates of the current or last run so far."""
-        return self._engine.progress.updates
+        return self._session.progress.updates
 
     @property
     def num_epochs_completed(self) -> int:
         """Epochs of the current or last run that have been trained and evaluated."""
-        return self._engine.progress.epochs
+        return self._session.progress.epochs
 
     @property
     def was_complete(self) -> bool:
@@ -297,7 +302,7 @@ class AnyTrainer(ABC):
 
         Its first and its last event are called.
         """
-        return self._engine.resumption.was_complete
+        return self._session.resumption.was_complete
 
     # Evaluation sets
 
@@ -313,17 +318,17 @@ class AnyTrainer(ABC):
             ...     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.print(f"evaluated {trainer.eval_name}")
         """
-        return self._engine.eval_sets.name
+        return self._session.eval_sets.name
 
     @property
     def eval_sets(self) -> Mapping[str, EvaluationSet]:
         """The evaluation sets of the current or last run by name; empty where ``eval_dataset`` is one dataset."""
-        return MappingProxyType(self._engine.eval_sets.given)
+        return MappingProxyType(self._session.eval_sets.given)
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty where there is one dataset."""
-        return self._engine.eval_sets.loaders(self) if self.eval_sets else {}
+        return self._session.eval_sets.loaders(self) if self.eval_sets else {}
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.
@@ -331,7 +336,7 @@ class AnyTrainer(ABC):
         Args:
             change: Called with a loader, returns what replaces it.
         """
-        self._engine.eval_sets.change_loaders(self, change)
+        self._session.eval_sets.change_loaders(self, change)
 
     def eval_set_of_metric(self, metric_name: str) -> str | None:
         """Return the name of the evaluation set that a metric is named after, None if it is after none.
@@ -339,7 +344,7 @@ class AnyTrainer(ABC):
         Args:
             metric_name: The full name of the metric, such as "eval_val_loss_epoch".
         """
-        return self._engine.eval_sets.set_of_metric(metric_name)
+        return self._session.eval_sets.set_of_metric(metric_name)
 
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
@@ -355,39 +360,39 @@ class AnyTrainer(ABC):
 
     def _eval_names_of_epoch(self) -> list[str | None]:
         """The sets that are evaluated after the current epoch; between epochs and in ``evaluate()``, all of them."""
-        epoch = self._engine.progress.epoch_under_way
+        epoch = self._session.progress.epoch_under_way
         if epoch is None:
-            return self._engine.eval_sets.due(0, is_last=True)
+            return self._session.eval_sets.due(0, is_last=True)
         config = self.run_config
-        is_last = epoch + 1 >= config.num_epochs or self._engine.progress.updates == config.max_num_train_steps
-        return self._engine.eval_sets.due(epoch + 1, is_last=is_last)
+        is_last = epoch + 1 >= config.num_epochs or self._session.progress.updates == config.max_num_train_steps
+        return self._session.eval_sets.due(epoch + 1, is_last=is_last)
 
     # Which process this is, and what one of them does for the others
 
     @property
     def num_processes(self) -> int:
         """The number of processes that train together, on all machines."""
-        return self._engine.accelerator.num_processes
+        return self._setup.accelerator.num_processes
 
     @property
     def process_index(self) -> int:
         """Which of them this process is, from 0: its rank."""
-        return self._engine.accelerator.process_index
+        return self._setup.accelerator.process_index
 
     @property
     def local_process_index(self) -> int:
         """Which of the processes on its machine this one is, from 0."""
-        return self._engine.accelerator.local_process_index
+        return self._setup.accelerator.local_process_index
 
     @property
     def is_main_process(self) -> bool:
         """Whether this is the process of rank zero."""
-        return self._engine.accelerator.is_main_process
+        return self._setup.accelerator.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
         """Whether this is the first process on its machine."""
-        return self._engine.accelerator.is_local_main_process
+        return self._setup.accelerator.is_local_main_process
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has come here; every process must call this.
@@ -397,7 +402,7 @@ class AnyTrainer(ABC):
                 ``on_main_process`` decorates, and would wait for ever.
         """
         processes.require_all_processes("wait_for_everyone()")
-        self._engine.accelerator.wait_for_everyone()
+        self._setup.accelerator.wait_for_everyone()
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Make a function run on the process of rank zero only; the others return None at once.
@@ -468,19 +473,19 @@ class AnyTrainer(ABC):
         Its parameters are then ``DTensor`` objects, of which each process has a piece. Every process must take part
         where the model is called, saved or put together.
         """
-        return (self._engine.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
+        return (self._setup.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
     # Precision and device
 
     @property
     def device(self) -> torch.device:
         """The device that this process computes on."""
-        return self._engine.device
+        return self._setup.device
 
     @property
     def mixed_precision(self) -> str:
         """The mixed precision that the model computes in: "no", "bf16" or "fp16"."""
-        return _accelerate.computed_precision(self._engine.accelerator)
+        return _accelerate.computed_precision(self._setup.accelerator)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context in which torch computes in the mixed precision of the trainer.
@@ -497,7 +502,7 @@ class AnyTrainer(ABC):
             >>> product.dtype
             torch.float32
         """
-        return self._engine.accelerator.autocast()
+        return self._setup.accelerator.autocast()
 
     # The course of a run
 
@@ -528,7 +533,7 @@ class AnyTrainer(ABC):
             >>> trainer.num_updates_completed
             0
         """
-        return self._engine.dry_run(self, data)
+        return self._session.dry_run(self, data)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is left when the run is over, no matter how it ends.
@@ -552,12 +557,12 @@ class AnyTrainer(ABC):
             ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.enter_run_context(torch.profiler.profile())
         """
-        if self._engine.running is None:
+        if self._session.running is None:
             raise ConfigurationError(
                 "enter_run_context(...) was called outside of a run. Call it in on_training_run_start, or use a with "
                 "statement around train()."
             )
-        return self._engine.contexts.enter_context(context)
+        return self._session.contexts.enter_context(context)
 
     # The model
 
@@ -602,42 +607,42 @@ class AnyTrainer(ABC):
             ArgumentTypeError: An argument is another kind of thing.
         """
         added = AddedModule(module, optimizer, create_scheduler_fn)
-        self._engine.added.add(name, added, self.get_model(), self.optimizer)
+        self._setup.added.add(name, added, self.get_model(), self.optimizer)
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
         """What ``add_module`` was given, by name: what a step calls."""
-        return self._engine.added.called()
+        return self._setup.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
         """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
-        return {"model": self.get_model(keep_torch_compile=False), **self._engine.added.trained(self.optimizer)}
+        return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
 
     def untrained_modules(self) -> dict[str, nn.Module]:
         """Return the added modules that no optimizer trains, such as a teacher, without wrappers, by name."""
-        return self._engine.added.untrained(self.optimizer)
+        return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
         optimizer = cast("Optimizer | None", self.optimizer)
-        return ({} if optimizer is None else {"optimizer": optimizer}) | self._engine.added.optimizers
+        return ({} if optimizer is None else {"optimizer": optimizer}) | self._setup.added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
-        return own | self._engine.added.schedulers
+        return own | self._setup.added.schedulers
 
     # Metrics, and what the processes tell each other
 
     @property
     def loss_tracker(self) -> LossTracker:
         """The losses of the current epoch so far, of this process."""
-        return self._engine.means.losses
+        return self._session.means.losses
 
     @property
     def step_means(self) -> StepMeans:
         """The means of what the steps of the current epoch have logged so far, of this process."""
-        return self._engine.means
+        return self._session.means
 
     def log(self, name: str, value: MetricValue) -> None:
         """Log a value of the current step: its mean over all samples of the epoch, on all processes, is recorded.
@@ -659,7 +664,7 @@ class AnyTrainer(ABC):
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
                 already, or the value is not a single number.
         """
-        self._engine.means.log(name, value)
+        self._session.means.log(name, value)
 
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
@@ -680,7 +685,7 @@ class AnyTrainer(ABC):
             TypeError: Something in it is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
-        self._engine.require_between_steps("gather(...)")
+        self._session.require_between_steps("gather(...)")
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
@@ -689,7 +694,7 @@ class AnyTrainer(ABC):
         The precision of the weights is named where it is not float32 alone: a model that is trained in pure bfloat16
         loses small updates.
         """
-        return _accelerate.describe_processes(self._engine.accelerator, self.named_models().values())
+        return _accelerate.describe_processes(self._setup.accelerator, self.named_models().values())
 
     def describe_model(self, depth: int = 2) -> str:
         """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
@@ -715,7 +720,7 @@ class AnyTrainer(ABC):
     @property
     def reproducible(self) -> bool:
         """Whether results are bit-for-bit identical on any number of processes."""
-        return self._engine.reproducible
+        return self._setup.reproducible
 
     def fingerprint(self) -> str:
         """Return 16 digits that follow from all bits of the results of a run; every process must call this.
@@ -739,7 +744,7 @@ class AnyTrainer(ABC):
             >>> trainer.fingerprint() == before
             False
         """
-        return fingerprint(self, reproducible=self.reproducible, shares_buffers=self._engine.shares_buffers)
+        return fingerprint(self, reproducible=self.reproducible, shares_buffers=self._session.shares_buffers)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.
@@ -747,7 +752,7 @@ class AnyTrainer(ABC):
         If standard output cannot be written to any more, such as a pipe whose reader has ended, a warning says so and
         the run continues.
         """
-        if self._engine.accelerator.is_local_main_process:
+        if self._setup.accelerator.is_local_main_process:
             with bars_hidden():
                 line = partial(print, *args, **kwargs)
                 line() if kwargs.get("file") is not None else write_or_warn(line)
@@ -758,7 +763,7 @@ class AnyTrainer(ABC):
 
         Check this in a module that exchanges something with the other processes, or counts what it is called with.
         """
-        return self._engine.is_padding_batch
+        return self._session.is_padding_batch
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
@@ -800,7 +805,7 @@ class AnyTrainer(ABC):
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
         writes = self.is_local_main_process if save_per_node else self.is_main_process
-        with self._engine.optimizer_modes.evaluating():
+        with self._setup.optimizer_modes.evaluating():
             content = checkpoint.build_checkpoint(
                 trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only
             )
@@ -828,7 +833,7 @@ class AnyTrainer(ABC):
             CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
-        self._engine.accelerator.wait_for_everyone()
+        self._setup.accelerator.wait_for_everyone()
         trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(
@@ -842,25 +847,25 @@ class AnyTrainer(ABC):
                 content,
                 trained,
                 needs_optimizer=load_optimizer and (not optimizers or "optimizer" in optimizers),
-                makes_optimizer=self._engine.makes_optimizer and not optimizers,
+                makes_optimizer=self._setup.makes_optimizer and not optimizers,
                 source=checkpoint_path,
             )
-        self._engine.optimizer_modes.train_again()
+        self._setup.optimizer_modes.train_again()
         return content
 
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
         """What a checkpoint holds: the model, and the modules that are trained with it, such as the loss function."""
-        optimizers = self._engine.added.optimizers if with_optimizers else {}
-        schedulers = self._engine.added.schedulers if with_schedulers else {}
+        optimizers = self._setup.added.optimizers if with_optimizers else {}
+        schedulers = self._setup.added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
             self.get_model(keep_torch_compile=False),
             self.optimizer if with_optimizers else None,
             self.scheduler if with_schedulers else None,
         )
-        beside = self._engine.added.trained(self.optimizer).items()
+        beside = self._setup.added.trained(self.optimizer).items()
         added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
         loss_func = self.loss_func
-        if isinstance(loss_func, nn.Module) and self._engine.checkpointer.has_changed(loss_func):
+        if isinstance(loss_func, nn.Module) and self._session.checkpointer.has_changed(loss_func):
             added[checkpoint.LOSS_FUNC] = checkpoint.Trained(loss_func)
         return {"model": own, **added}
 
@@ -884,9 +889,9 @@ class AnyTrainer(ABC):
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
             processes.require_all_processes("save_model() of a sharded model")
-        with self._engine.optimizer_modes.evaluating():
+        with self._setup.optimizer_modes.evaluating():
             save_safetensors(
-                self._engine.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
+                self._setup.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
             )
 
     def save_training_state(
@@ -934,10 +939,10 @@ class AnyTrainer(ABC):
             keep_other_runs,
             on_error == "warn",
         )
-        if self._engine.running == "train" and self._engine.checkpointer.ended_by is None:
-            self._engine.checkpointer.request(request)
+        if self._session.running == "train" and self._session.checkpointer.ended_by is None:
+            self._session.checkpointer.request(request)
         else:
-            self._engine.checkpointer.save(request, self, self._call_event)
+            self._session.checkpointer.save(request, self, self._call_event)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load model, optimizer and scheduler of a training state, without resuming its run.
@@ -958,7 +963,7 @@ class AnyTrainer(ABC):
         """
         saved = find_saved_run(fetched(input_dir, {}, self.print))
         with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
-            saved.restore_training(self, self._engine.accelerator.scaler)
+            saved.restore_training(self, self._setup.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}
 
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
@@ -995,11 +1000,11 @@ class AnyTrainer(ABC):
             ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
             ...         trainer.save_training_state(f"states/epoch_{trainer.num_epochs_completed}")
         """
-        if self._engine.running is None:
+        if self._session.running is None:
             raise ConfigurationError(
                 "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
             )
-        return self._engine.checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
+        return self._session.checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
     def check_training_state(self) -> None:
         """Raise an error, before training starts, for anything that cannot be saved in a training state.
@@ -1011,7 +1016,7 @@ class AnyTrainer(ABC):
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
                 named. Of the optimizer's state this may be raised after the first update.
         """
-        self._engine.checkpointer.check(self)
+        self._session.checkpointer.check(self)
 
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
@@ -1023,7 +1028,7 @@ class AnyTrainer(ABC):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
-        self._engine.rank_sync.ask_to_save()
+        self._session.rank_sync.ask_to_save()
 
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
@@ -1031,7 +1036,7 @@ class AnyTrainer(ABC):
         A single process may make the request, even from a signal handler. ``train()`` then raises
         ``TrainingPreempted``.
         """
-        self._engine.rank_sync.ask_to_preempt()
+        self._session.rank_sync.ask_to_preempt()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, in this order.
@@ -1050,7 +1055,7 @@ class AnyTrainer(ABC):
                     given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
                     do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
-        self._engine.checkpointer.registered.extend(objects)
+        self._session.checkpointer.registered.extend(objects)
 
     def _number_in_dataset(self, step: int, sample: int) -> int | None:
         """Return which sample of the dataset a batch of this process has at some place; None if nobody knows.
@@ -1059,7 +1064,7 @@ class AnyTrainer(ABC):
             step: The number of the batch in the epoch of training or evaluation that is in progress.
             sample: The place in the batch.
         """
-        progress = self._engine.progress
+        progress = self._session.progress
         is_training = progress.stage is Stage.TRAINING
         loader = innermost(self.train_dataloader if is_training else self.eval_dataloader)
         if not is_keyed(loader):
@@ -1076,11 +1081,11 @@ class AnyTrainer(ABC):
     @property
     def _accelerator(self) -> _accelerate.AcceleratorLike:
         """The ``accelerate.Accelerator`` of the trainer."""
-        return self._engine.accelerator
+        return self._setup.accelerator
 
     @_accelerator.setter
     def _accelerator(self, accelerator: _accelerate.AcceleratorLike) -> None:
-        self._engine.accelerator = accelerator
+        self._setup.accelerator = accelerator
 
     @property
     def _train_dataloader(self) -> SizedIterable:

@@ -11,12 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 from pa_core._torch import calls_step_hooks, version_of
 from pa_core.any_trainer import AnyTrainer
-from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError
 from pa_core.exchange import Exchange
 from pa_core.model_tensors import is_sharded
 from pa_core.parts import Part
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.setup import RunState
 
 NUM_FIRST_UPDATES = 2
 """What happens between two steps shows in the second of them."""
@@ -221,24 +221,33 @@ class OwnSteps:
 
     Args:
         trainer: The trainer.
-        engine: Its parts.
+        run: The run.
         looks_at_gradients: Whether the backward pass is the trainer's own.
         looks_at_optimizer: Whether the run alone steps the optimizer.
+        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
 
     Attributes:
         first_updates: What looks at the steps of a trainer in the first updates of a run; None later.
     """
 
-    def __init__(self, trainer: AnyTrainer, engine: Engine, looks_at_gradients: bool, looks_at_optimizer: bool) -> None:
-        self._trainer, self._engine = trainer, engine
+    def __init__(
+        self,
+        trainer: AnyTrainer,
+        run: RunState,
+        *,
+        looks_at_gradients: bool,
+        looks_at_optimizer: bool,
+        steps_scheduler_itself: bool,
+    ) -> None:
+        self._trainer, self._run = trainer, run
         self._looks_at_gradients, self._looks_at_optimizer = looks_at_gradients, looks_at_optimizer
+        self._steps_scheduler_itself = steps_scheduler_itself
         self.first_updates: FirstUpdates | None = None
         self._positions: SchedulerPositions | None = None
 
     def start_run(self) -> None:
-        """Forget the run before; in whichever way this run ends, optimizers are then left alone."""
-        self._positions = None
-        self._engine.contexts.callback(self.stop)
+        """Leave the optimizers alone when the run ends, in whichever way."""
+        self._run.contexts.callback(self.stop)
 
     def start_epoch(self, stepping: SchedulerStepping) -> None:
         """Look at the updates that follow, if they are the first ones of the run.
@@ -249,10 +258,10 @@ class OwnSteps:
         if self._positions is not None:
             return
         if self._looks_at_gradients or self._looks_at_optimizer:
-            part = next(iter(self._engine.trained.values()))
+            part = next(iter(self._run.parts.values()))
             optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
             self.first_updates = FirstUpdates(
-                part, self._engine.exchange, optimizers, looks_at_gradients=self._looks_at_gradients
+                part, self._run.exchange, optimizers, looks_at_gradients=self._looks_at_gradients
             )
         self.note_positions(stepping)
 
@@ -268,9 +277,9 @@ class OwnSteps:
         Args:
             stepping: How the run steps schedulers.
         """
-        own = dict(self._trainer.named_schedulers()) if len(self._engine.trained) == 1 else {}
-        own.pop("scheduler" if self._engine.steps_scheduler_itself else "", None)
-        self._positions = SchedulerPositions(own, stepping.count(self._engine.progress.updates, 0))
+        own = dict(self._trainer.named_schedulers()) if len(self._run.parts) == 1 else {}
+        own.pop("scheduler" if self._steps_scheduler_itself else "", None)
+        self._positions = SchedulerPositions(own, stepping.count(self._run.progress.updates, 0))
 
     def require_positions(self, stepping: SchedulerStepping) -> None:
         """Raise an error for a scheduler that was stepped more often than by the run.
@@ -282,4 +291,4 @@ class OwnSteps:
             ConfigurationError: There is one.
         """
         if self._positions is not None:
-            self._positions.require(stepping.count(self._engine.progress.updates, 0), str(stepping))
+            self._positions.require(stepping.count(self._run.progress.updates, 0), str(stepping))

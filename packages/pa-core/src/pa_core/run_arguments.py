@@ -116,6 +116,10 @@ class RunArguments:
         return values | asked
 
 
+NO_ARGUMENTS = RunArguments(call="", per_device_batch_size=1)
+"""What a trainer was asked to do before its first run."""
+
+
 def _shared_place(resume_from: str | Path | None) -> str | None:
     """Where a run resumes from; of a folder for temporary files, whose name may differ, only that it is one."""
     path = None if resume_from is None else os.fspath(resume_from)

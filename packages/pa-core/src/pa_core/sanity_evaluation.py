@@ -16,8 +16,8 @@ from pa_core._torch import forget_iterator
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import JudgesMetric, require_recorded_names
 from pa_core.data.custom_loader import end_workers, innermost
-from pa_core.engine import Engine
 from pa_core.model_tensors import buffers_of_module, parameters_of_module
+from pa_core.setup import RunState
 from pa_core.tracking import InMemoryRunHistory
 from pa_data.rng import restored_rng_states
 
@@ -26,7 +26,7 @@ _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_
 
 @contextmanager
 def sanity_evaluation(
-    trainer: AnyTrainer, engine: Engine, num_batches: int, watch_metric: str | None
+    trainer: AnyTrainer, session: RunState, num_batches: int, watch_metric: str | None
 ) -> Generator[None]:
     """The context of an evaluation after which everything is bit-for-bit identical to before.
 
@@ -35,7 +35,7 @@ def sanity_evaluation(
 
     Args:
         trainer: The trainer, in a run.
-        engine: Its parts.
+        session: Its run.
         num_batches: How many batches of each evaluation set are evaluated.
         watch_metric: The metric of the scheduler.
 
@@ -48,7 +48,7 @@ def sanity_evaluation(
     copies = [copied for one in callbacks if _takes_part(one) for copied in _copy(one, memo)]
     own = {name: copied for name, one in _own_attributes(trainer).items() for copied in _copy(one, memo)}
     try:
-        with _as_before(trainer, engine), trainer.callback_handler.replaced_by(copies):
+        with _as_before(trainer, session), trainer.callback_handler.replaced_by(copies):
             vars(trainer).update(own)
             trainer.run_history = InMemoryRunHistory()
             yield
@@ -62,12 +62,12 @@ def sanity_evaluation(
 
 
 @contextmanager
-def _as_before(trainer: AnyTrainer, engine: Engine) -> Generator[None]:
+def _as_before(trainer: AnyTrainer, session: RunState) -> Generator[None]:
     """Restore attributes, buffers, workers and random number generators."""
     loaders = [innermost(one) for one in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
     buffers = [(one, one.clone()) for module in _modules_of(trainer) for one in buffers_of_module(module)]
     try:
-        with restored_rng_states(trainer.device, loaders), engine.kept(trainer):
+        with restored_rng_states(trainer.device, loaders), session.kept(trainer):
             yield
     finally:
         end_workers(*loaders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, cast
 
@@ -25,15 +26,16 @@ from pa_core.default_step import ITEMS, check_step_output, count_items, name_ste
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.extra_models import require_one_trained_module, trained_loss
-from pa_core.loop import Loop
 from pa_core.modes import put_into_training, warn_of_pretrained_parts
 from pa_core.parts import Part
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
-from pa_core.run_lifecycle import RunLifecycle
+from pa_core.run_descriptions import describe_start, require_same_parts
+from pa_core.running import require_ready, stopping_in_order
 from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.session import Session, TrainingHooks
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, recording_with_prefix
 from pa_core.trainer_methods import TrainerMethods
@@ -124,8 +126,7 @@ class Trainer(
     resume_from: Path | None
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
-    _lifecycle: RunLifecycle
-    _loop: Loop
+    _session: Session
 
     def __init__(
         self,
@@ -158,19 +159,17 @@ class Trainer(
             warn_of_none_by_default(self.callback_handler.callbacks)
         self._created_scheduler = None
         self._create_optimizer_fn = create_optimizer_fn
-        self._engine.makes_optimizer = create_optimizer_fn is not None
-        self._engine.steps_scheduler_itself = type(self).scheduler_step is not Trainer.scheduler_step
-        self._lifecycle = RunLifecycle(self, self._engine)
-        self._loop = Loop(
-            self,
-            self._engine,
+        self._setup.makes_optimizer = create_optimizer_fn is not None
+        self._hooks = TrainingHooks(
             overlaps=type(self).backward_step is Trainer.backward_step,
             looks_at_gradients=type(self).backward_step is Trainer.backward_step,
             looks_at_optimizer=type(self).optimizer_step is Trainer.optimizer_step,
+            steps_scheduler_itself=type(self).scheduler_step is not Trainer.scheduler_step,
             update_weights=self._update_weights,
             compute=self._compute_gradients,
         )
-        self._loop.finish_init()
+        self._session = Session(self, self._setup, self._hooks)
+        self._session.finish_init()
 
     # The two entries: training and evaluation
 
@@ -270,7 +269,7 @@ class Trainer(
                 it resumes with smaller ones.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        self._lifecycle.require_ready("train")
+        require_ready(self._session, "train")
         with print_errors_once():
             train_data = DataArgument(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
             eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
@@ -299,47 +298,45 @@ class Trainer(
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             if not self._makes_optimizer:
                 self._check_optimizer(self.model, self.optimizer)
-            self._engine.added.require_usable(self.get_model(), self.optimizer)
-            self._loop.check_data(arguments.data, arguments)
-        exchange = self._engine.exchange
-        part = Part(self._engine.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
+            self._setup.added.require_usable(self.get_model(), self.optimizer)
+            self._session.check_data(arguments.data, arguments)
+        exchange = self._session.exchange
+        part = Part(self._setup.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
 
-        with self._lifecycle.running("train", {"optimizer": part}, arguments.describe):
+        with self._running("train", arguments, eval_sets, {"optimizer": part}):
             self._part = part
             self.train_dataset = cast("Dataset[Any]", train_data.dataset)
-            self._set_evaluation(eval_sets)
+            self.eval_dataset = eval_sets.first.dataset
             self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
-            self._engine.gradient_clip_norm = gradient_clip_norm
-            self._loop.arguments = arguments
-            self._loop.find_state(arguments)
-            create, loaders = self.create_train_dataloader, self._engine.loaders
+            self._session.find_state(arguments)
+            create, loaders = self.create_train_dataloader, self._setup.loaders
             train_dl = loaders.take(train_data, create, arguments.batch_size, samples_per_update)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(arguments.batch_size)
-            self._loop.announce()
-            self._lifecycle.require_same_parts()
+            self._session.announce()
+            require_same_parts(self, is_training=True)
             self._prepare_model_optimizer_and_dataloaders()
             if arguments.per_device_batch_size == "fit":
-                arguments = self._loop.fit_batches(arguments, self._try_update, self.training_run_start)
+                arguments = self._session.fit_batches(arguments, self._try_update, self.training_run_start)
             loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
-            self._loop.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
+            self._session.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, arguments.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             arguments = replace(arguments, gradient_accumulation_steps=steps)
             self.run_config = self._create_run_config(*arguments.numbers)
-            self._engine.resumption.note_hyperparameters(self)
+            self._session.resumption.note_hyperparameters(self)
             self._set_scheduler()
-            self._engine.added.create_schedulers(self._loop.placeholder_values())
-            self._loop.require_usable_schedulers()
-            self._loop.resume()
-            self._loop.check_length_of_schedules()
+            self._setup.added.create_schedulers(self._session.placeholder_values())
+            self._session.require_usable_schedulers()
+            self._session.resume()
+            self._session.check_length_of_schedules()
             # Not before: a run that cannot start costs nothing of what the last one recorded.
-            if reset_run_history and self._engine.resumption.saved is None:
-                self._loop.reset_history()
+            if reset_run_history and self._session.resumption.saved is None:
+                self._session.reset_history()
             self._run_training()
-            self._engine.checkpointer.settle()
-        self._engine.rank_sync.raise_non_finite_loss()
+            self._session.checkpointer.settle()
+        self._session.rank_sync.raise_non_finite_loss()
 
     def evaluate(
         self,
@@ -371,11 +368,11 @@ class Trainer(
             ConfigurationError: There is no dataset, or an argument cannot work.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        self._lifecycle.require_ready("evaluate")
+        require_ready(self._session, "evaluate")
         with print_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             if dataset is None:
-                dataset = self._engine.eval_sets.last_given(self.eval_dataset)
+                dataset = self._session.eval_sets.last_given(self.eval_dataset)
             input_checks.require_evaluation_data(dataset)
             eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
             arguments = RunArguments(
@@ -386,35 +383,30 @@ class Trainer(
                 collate_fn=collate_fn,
                 reset_run_history=reset_run_history,
             )
-            self._loop.check_data(arguments.data, arguments)
+            self._session.check_data(arguments.data, arguments)
         if per_device_batch_size is BATCH_SIZE_OF_RUN_BEFORE:
             before = cast("TrainerRunConfig | None", self.run_config)
             batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
             arguments = replace(arguments, per_device_batch_size=batch_size)
 
-        with self._lifecycle.running("evaluate", {}, arguments.describe):
-            self._set_evaluation(eval_sets)
+        with self._running("evaluate", arguments, eval_sets):
+            self.eval_dataset = eval_sets.first.dataset
             self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-            self._loop.arguments = arguments
             self._make_eval_dataloaders(arguments.batch_size)
-            self._loop.announce()
-            self._lifecycle.require_same_parts()
+            self._session.announce()
+            require_same_parts(self, is_training=False)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(*arguments.numbers)
             if reset_run_history:
-                self._loop.reset_history()
+                self._session.reset_history()
             updated = UpdatedMetrics(self.run_history)
             self._run_evaluation()
-        self._engine.rank_sync.raise_non_finite_loss()
+        self._session.rank_sync.raise_non_finite_loss()
         return dict(sorted(updated.take(self.run_history).items()))
 
-    def _set_evaluation(self, eval_sets: EvaluationSets) -> None:
-        self._engine.eval_sets = eval_sets
-        self.eval_dataset = eval_sets.first.dataset
-
     def _make_eval_dataloaders(self, per_device_batch_size: int) -> None:
-        self._engine.eval_sets.make_loaders(
-            self, lambda data: self._engine.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
+        self._session.eval_sets.make_loaders(
+            self, lambda data: self._setup.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
     # The hooks of a run; a callback's event of the same name follows each of them
@@ -429,7 +421,7 @@ class Trainer(
         pretrained model, stay there.
         """
         put_into_training(self.model)
-        self._engine.added.train(self.optimizer)
+        self._setup.added.train(self.optimizer)
 
     def train_epoch_end(self) -> None:
         """Called when a training epoch has ended, before its loss is recorded."""
@@ -437,7 +429,7 @@ class Trainer(
     def eval_epoch_start(self) -> None:
         """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
         self.model.eval()
-        self._engine.added.eval()
+        self._setup.added.eval()
 
     def eval_epoch_end(self) -> None:
         """Called when an evaluation epoch has ended, before its loss is recorded."""
@@ -472,7 +464,7 @@ class Trainer(
             BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
         output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._engine.checked_steps
+            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._session.checked_steps
         )
         return cast("OutputT_co", output)
 
@@ -490,7 +482,7 @@ class Trainer(
             BatchMismatchError: As ``calculate_train_batch_loss``.
         """
         output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._engine.checked_steps
+            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._session.checked_steps
         )
         return cast("OutputT_co", output)
 
@@ -501,14 +493,14 @@ class Trainer(
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
         # not that of accelerate, which would divide the loss by its own accumulation steps
-        scaler = self._engine.accelerator.scaler
+        scaler = self._setup.accelerator.scaler
         scaled: Any = loss if scaler is None else scaler.scale(loss)
         scaled.backward()
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
         if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
-            self._loop.clip(self._part.parameters)
+            self._session.clip(self._part.parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
@@ -517,7 +509,7 @@ class Trainer(
     def scheduler_step(self) -> None:
         """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
         if self.scheduler is not None:
-            self._loop.arguments.stepping.step(self.scheduler, self)
+            self._session.arguments.stepping.step(self.scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer."""
@@ -527,72 +519,72 @@ class Trainer(
 
     def _run_training(self) -> None:
         """Run the epochs, and end the run through its last events no matter how it stopped."""
-        loop, engine = self._loop, self._engine
-        with self._lifecycle.stopping_in_order():
-            loop.begin(self.training_run_start, self._lifecycle.describe_start)
-            if loop.arguments.sanity_eval_steps > 0 and engine.resumption.saved is None:
-                self._run_sanity_evaluation(loop.arguments.sanity_eval_steps)
-            for epoch in loop.remaining_epochs():
+        session = self._session
+        with stopping_in_order(self._session):
+            session.begin(self.training_run_start, partial(describe_start, self, session.progress))
+            if session.arguments.sanity_eval_steps > 0 and session.resumption.saved is None:
+                self._run_sanity_evaluation(session.arguments.sanity_eval_steps)
+            for epoch in session.remaining_epochs():
                 self._run_epoch(epoch)
-        engine.checkpointer.next_phase = None
-        stopped = engine.rank_sync.stop is not None  # perhaps in a step that not all processes have finished
-        if stopped and engine.shares_buffers:
+        session.checkpointer.next_phase = None
+        stopped = session.rank_sync.stop is not None  # perhaps in a step that not all processes have finished
+        if stopped and session.shares_buffers:
             distributed.broadcast_buffers(self.model)
-        loop.finish(self.training_run_end)
+        session.finish(self.training_run_end)
 
     def _run_sanity_evaluation(self, num_batches: int) -> None:
         """Evaluate the first batches of each set, and leave everything as it was."""
         try:
-            with sanity_evaluation(self, self._engine, num_batches, self._loop.arguments.stepping.watch_metric):
+            with sanity_evaluation(self, self._session, num_batches, self._session.arguments.stepping.watch_metric):
                 for name in self._eval_names_of_epoch():
-                    with self._engine.eval_sets.evaluating(self, name):
+                    with self._session.eval_sets.evaluating(self, name):
                         loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
                         self._run_eval_epoch(first_batches(loader, num_batches))
         except StopTrainingError as error:
             if isinstance(error, NonFiniteLossError):
                 raise
-        self._engine.rank_sync.stop = None  # it was asked of a run that has not begun
+        self._session.rank_sync.stop = None  # it was asked of a run that has not begun
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
-        if self._engine.resumption.phase is not Phase.EVALUATION:
+        if self._session.resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
             self._evaluate_after_epoch()
-        self._loop.finish_epoch(self.training_run_epoch_end, self._step_schedulers)
+        self._session.finish_epoch(self.training_run_epoch_end, self._step_schedulers)
 
     def _evaluate_after_epoch(self) -> None:
         """Evaluate the sets that are due; those that the saved run had evaluated before are not evaluated again."""
         names = self._eval_names_of_epoch()
-        if self._engine.resumption.phase is Phase.EVALUATION:
-            names = [*(self._engine.resumption.interrupted_sets(self) or names)]
+        if self._session.resumption.phase is Phase.EVALUATION:
+            names = [*(self._session.resumption.interrupted_sets(self) or names)]
         for index, name in enumerate(names):
-            with self._loop.interruptible_evaluation(names[index:]):
+            with self._session.interruptible_evaluation(names[index:]):
                 self._evaluate_set(name)
 
     def _evaluate_set(self, name: str | None, **of_epoch: bool) -> None:
         """Evaluate one of the sets, or the only dataset, which has no name."""
-        with self._engine.eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
+        with self._session.eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), **of_epoch)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader."""
-        loop = self._loop
-        loop.start_training(train_dl, self.train_epoch_start)
+        session = self._session
+        session.start_training(train_dl, self.train_epoch_start)
         if self.num_processes > 1:
             loss = trained_loss(self.loss_func, self.optimizer, self.get_model())
             require_one_trained_module(vars(self), self.get_model(), [*self.modules.values(), *loss.values()])
-        with updates_of_epoch(loop, train_dl, self._part, self.backward_step) as updates:
+        with updates_of_epoch(session, train_dl, self._part, self.backward_step) as updates:
             for update in updates:
                 for batch in update:
                     self._run_train_step(update, batch)
                 update.step()
-        loop.finish_training(self.train_epoch_end, requires_loss=True)
+        session.finish_training(self.train_epoch_end, requires_loss=True)
 
     def _run_train_step(self, update: TrainerUpdate, batch: BatchT) -> None:
         """Calculate the loss of a batch, and add its gradients to its update."""
         if update.place.is_empty:
-            with self._loop.is_padding_batch():
+            with self._session.in_padding_batch():
                 # The pieces of a sharded model are called, as the other processes need them.
                 update.follow_others(None if batch is None else self.calculate_train_batch_loss(batch)["loss"])
             return
@@ -600,10 +592,10 @@ class Trainer(
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             self._part.require_stop_elsewhere(error)
-            self._engine.rank_sync.ask_to_stop(error)
+            self._session.rank_sync.ask_to_stop(error)
             return
         except Exception as error:
-            step = f"training step {self._engine.progress.step} of epoch {self.num_epochs_completed + 1}"
+            step = f"training step {self._session.progress.step} of epoch {self.num_epochs_completed + 1}"
             name_step(error, step, batch, self.get_model())
             raise
         update.backward(batch, output)
@@ -616,19 +608,19 @@ class Trainer(
     def _try_update(self, batch: BatchT) -> None:
         """Do with a batch all that takes memory in an update."""
         self.train_epoch_start()
-        with self._engine.means.step():
+        with self._session.means.step():
             self._compute_gradients(batch)
         for optimizer in self.named_optimizers().values():
             optimizer.step()
 
     def _update_weights(self, _part: Part, overflowed: bool) -> None:
-        added = self._engine.added.optimizers
+        added = self._setup.added.optimizers
         self._clip_gradients()
         if not overflowed:
             self.optimizer_step()
             for optimizer in added.values():
                 optimizer.step()
-            if self._loop.arguments.stepping.after == "update":
+            if self._session.arguments.stepping.after == "update":
                 self._step_schedulers()
         self.optimizer_zero_grad()
         for optimizer in added.values():
@@ -637,13 +629,13 @@ class Trainer(
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
             self.scheduler_step()
-        for scheduler in self._engine.added.schedulers.values():
-            self._loop.arguments.stepping.step(scheduler, self)
+        for scheduler in self._setup.added.schedulers.values():
+            self._session.arguments.stepping.step(scheduler, self)
 
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
-        with self._lifecycle.stopping_in_order():
-            self._loop.call_together(TrainerCallback.on_evaluation_run_start, self.evaluation_run_start)
+        with stopping_in_order(self._session):
+            self._session.call_together(TrainerCallback.on_evaluation_run_start, self.evaluation_run_start)
             for name in self._eval_names_of_epoch():
                 self._evaluate_set(name, is_training=False)
         self.evaluation_run_end()
@@ -653,36 +645,36 @@ class Trainer(
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
         """Evaluate each batch of the loader, within a training run or alone, and perhaps within a training epoch."""
-        loop, engine = self._loop, self._engine
+        session = self._session
         is_own_loader = valid_dl is self.eval_dataloader
         within: dict[str, Any] = {}
         if is_intermediate:
-            within = {"is_intermediate": True, "num_sets_to_come": loop.num_sets_to_come}
-        with engine.checkpointer.evaluating(), loop.evaluating(), torch.no_grad():
-            loop.call_together(TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, **within)
-            with engine.rank_sync.together():
+            within = {"is_intermediate": True, "num_sets_to_come": session.num_sets_to_come}
+        with session.checkpointer.evaluating(), session.evaluating(), torch.no_grad():
+            session.call_together(TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, **within)
+            with session.rank_sync.together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
-                count = engine.loaders.count_batches(loader, "evaluation")
-                for step, batch in loop.batches_to_evaluate(loader, count):
-                    with engine.means.step():
+                count = session.setup.loaders.count_batches(loader, "evaluation")
+                for step, batch in session.batches_to_evaluate(loader, count):
+                    with session.means.step():
                         self._run_eval_step(batch, step)
-                    engine.checkpointer.leave_evaluation_if_asked(self)
-                if loop.exchange.has_fewer_batches(loader):
-                    engine.checkpointer.leave_evaluation_if_asked(self)
-            loop.call_hook(self.eval_epoch_end)
-            loop.record_means(engine.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
-            loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
+                    session.checkpointer.leave_evaluation_if_asked(self)
+                if session.exchange.has_fewer_batches(loader):
+                    session.checkpointer.leave_evaluation_if_asked(self)
+            session.call_hook(self.eval_epoch_end)
+            session.record_means(session.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
+            session.call_together(TrainerCallback.on_eval_epoch_end, **within)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
         if self.is_padding_batch:
             self.calculate_eval_batch_loss(batch)
             return
-        self._loop.call(TrainerCallback.on_eval_step_start)
+        self._session.call(TrainerCallback.on_eval_step_start)
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
-            self._engine.rank_sync.ask_to_stop(error)
+            self._session.rank_sync.ask_to_stop(error)
             return
         except Exception as error:
             name_step(error, f"evaluation step {step}", batch, self.get_model())
@@ -690,8 +682,8 @@ class Trainer(
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss") if ITEMS in output else None
         samples: int = output["batch_size"]
-        self._engine.means.add(loss, samples if items is None else items, samples)
-        self._loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+        self._session.means.add(loss, samples if items is None else items, samples)
+        self._session.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     @override
     def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -707,19 +699,19 @@ class Trainer(
         loss = trained_loss(self.loss_func, self.optimizer, self.model)
         if isinstance(self.loss_func, nn.Module):
             distributed.broadcast_weights(self.loss_func.to(self.device))
-        trained: dict[str, nn.Module] = {"model": self.model, **self._engine.added.trained(self.optimizer), **loss}
+        trained: dict[str, nn.Module] = {"model": self.model, **self._setup.added.trained(self.optimizer), **loss}
         called: dict[str, nn.Module] = {**self.modules, **trained}
         if isinstance(self.loss_func, nn.Module):
             called.setdefault("loss_func", self.loss_func)
         self._part.start(trained)
-        self._engine.exchange.add(self._part, called, overlaps=self._loop.overlaps)
+        self._session.exchange.add(self._part, called, overlaps=self._hooks.overlaps)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(
                     f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
                     "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
                 )
-            self._loop.exchange.average_each_pass(self._part)
+            self._session.exchange.average_each_pass(self._part)
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
@@ -736,16 +728,16 @@ class Trainer(
         """
         input_checks.require_evaluation_loader(self.eval_dataloader)
         if eval_names is not None:
-            names = self._engine.eval_sets.chosen(eval_names)
+            names = self._session.eval_sets.chosen(eval_names)
         else:
-            names = self._engine.eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
+            names = self._session.eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
         phase = Phase.INTERMEDIATE_EVALUATION
         with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
             for index, name in enumerate(names):
-                self._loop.num_sets_to_come = len(names) - index - 1
+                self._session.num_sets_to_come = len(names) - index - 1
                 with (
-                    self._loop.leaving_random_numbers(),
-                    self._engine.checkpointer.interruptible(phase, self, names[index:])
+                    self._session.leaving_random_numbers(),
+                    self._session.checkpointer.interruptible(phase, self, names[index:])
                     if is_intermediate
                     else nullcontext(),
                 ):

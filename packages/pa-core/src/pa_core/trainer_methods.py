@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 from torch import Tensor, nn
@@ -15,13 +17,19 @@ from typing_extensions import override
 from pa_core import default_step, input_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
+from pa_core.data.evaluation_sets import EvaluationSets
+from pa_core.distributed.comparison import Describe
 from pa_core.errors import ConfigurationError
-from pa_core.loop import Loop
 from pa_core.parts import Part
 from pa_core.placeholders import create_scheduler
+from pa_core.prepare import place, shard
 from pa_core.progress import Stage
+from pa_core.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
-from pa_core.run_lifecycle import RunLifecycle
+from pa_core.run_descriptions import require_same_parts
+from pa_core.running import require_ready, running
+from pa_core.session import Session, TrainingHooks
+from pa_core.setup import RunKind
 from pa_core.training_state.own_buffers import buffers_of_first_process
 from pa_core.types import (
     BatchT,
@@ -52,8 +60,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     run_config: TrainerRunConfig
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
-    _lifecycle: RunLifecycle
-    _loop: Loop
+    _session: Session  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
+    _hooks: TrainingHooks
     _part: Part
 
     if TYPE_CHECKING:
@@ -78,7 +86,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             an ``IterableDataset``. An override may return any iterable with a length.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
-        return self._loop.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
+        return self._session.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
@@ -86,7 +94,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Args:
             batch_size: Samples in a batch of one process.
         """
-        return {"shuffle": True, **self._engine.loaders.default_kwargs(self.train_dataset, batch_size)}
+        return {"shuffle": True, **self._setup.loaders.default_kwargs(self.train_dataset, batch_size)}
 
     def create_eval_dataloader(
         self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
@@ -102,7 +110,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             As ``create_train_dataloader``; samples of a ``KeyedDataLoader`` are split over processes without padding.
         """
         dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
-        return self._loop.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
+        return self._session.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -111,7 +119,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             batch_size: Samples in a batch of one process.
         """
         dataset = cast("Dataset[Any]", self.eval_dataset)
-        return {"shuffle": False, **self._engine.loaders.default_kwargs(dataset, batch_size)}
+        return {"shuffle": False, **self._setup.loaders.default_kwargs(dataset, batch_size)}
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
@@ -128,7 +136,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        return create_scheduler(factory, self.optimizer, self._loop.placeholder_values())
+        return create_scheduler(factory, self.optimizer, self._session.placeholder_values())
 
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
@@ -161,17 +169,16 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
-        lifecycle = self._lifecycle
-        lifecycle.shard(self.model)
-        is_training = self._engine.running == "train"
-        self.model = cast("ModelT_co", lifecycle.place(self.model, is_training))  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+        shard(self._session, self.model)
+        is_training = self._session.running == "train"
+        self.model = cast("ModelT_co", place(self._session, self.model, is_training))  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
         if is_training and self._makes_optimizer:
             self._make_optimizer()
-        self._engine.added.prepare(lifecycle.place, self.optimizer, for_training=is_training)
+        self._setup.added.prepare(partial(place, self._session), self.optimizer, for_training=is_training)
         if is_training:
-            self.train_dataloader = self._engine.loaders.split_for_training(self.train_dataloader)
-        if self._engine.running != "predict":
-            self.change_eval_dataloaders(self._engine.loaders.split)
+            self.train_dataloader = self._setup.loaders.split_for_training(self.train_dataloader)
+        if self._session.running != "predict":
+            self.change_eval_dataloaders(self._setup.loaders.split)
 
     @property
     def _makes_optimizer(self) -> bool:
@@ -184,10 +191,31 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             input_checks.check_kind_of_optimizer(optimizer)
             self._check_optimizer(model, optimizer)
         self.optimizer = optimizer
-        self._lifecycle.require_same_parts()
+        require_same_parts(self, is_training=True)
 
     def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
         input_checks.check_optimizer(model, optimizer)
+
+    @contextmanager
+    def _running(
+        self,
+        kind: RunKind,
+        arguments: RunArguments = NO_ARGUMENTS,
+        eval_sets: EvaluationSets | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
+        *,
+        describe_arguments: Describe | None = None,
+        seed: int | None = None,
+    ) -> Generator[None]:
+        """Return the context of a run, which has a session of its own."""
+        before = self._session
+
+        def begin() -> Session:
+            self._session = Session(self, self._setup, self._hooks, arguments, parts, eval_sets or before.eval_sets)
+            return self._session
+
+        with running(before, kind, begin, describe_arguments or arguments.describe, seed):
+            yield
 
     # Predictions
 
@@ -308,7 +336,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         from pa_core.predictions.prediction_run import PredictionRun
 
         trainer: TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
-        trainer._lifecycle.require_ready("predict")
+        require_ready(trainer._session, "predict")
         of_writing: dict[str, Any] = {"samples_per_piece": samples_per_piece, "pieces": pieces, "ids": ids}
         of_writing |= {"other_pieces": other_pieces}
         with print_errors_once():
@@ -322,8 +350,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
                 kwargs,
                 trainer.collate_fn if collate_fn is None else collate_fn,
                 seed,
-                trainer._engine.loaders,
-                models=lambda: {**trainer.named_models(), **trainer._engine.added.called()},
+                trainer._setup.loaders,
+                models=lambda: {**trainer.named_models(), **trainer._setup.added.called()},
                 running=trainer._predicting,
             )
             if write is None:
@@ -336,20 +364,23 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     @contextmanager
     def _predicting(self, run: PredictionRun) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
-        self._lifecycle.require_ready("predict")  # again, as another run may have begun since
+        require_ready(self._session, "predict")  # again, as another run may have begun since
 
         def describe_arguments() -> dict[str, object]:
             return {"call": f"{type(self).__qualname__}.predict()", **run.describe(), "collate_fn": run.collate_fn}
 
-        with self._lifecycle.running("predict", {}, describe_arguments, seed=run.seed):
+        with self._running("predict", describe_arguments=describe_arguments, seed=run.seed):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
-            self._lifecycle.require_same_parts()
+            require_same_parts(self, is_training=False)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(run.batch_size, 1, 1, None, None)
-            shares_buffers = self._engine.shares_buffers
-            with self._loop.evaluating(Stage.PREDICTION), buffers_of_first_process(self, shares_buffers=shares_buffers):
+            shares_buffers = self._session.shares_buffers
+            with (
+                self._session.evaluating(Stage.PREDICTION),
+                buffers_of_first_process(self, shares_buffers=shares_buffers),
+            ):
                 self.model.eval()
-                self._engine.added.eval()
+                self._setup.added.eval()
                 yield
 
 

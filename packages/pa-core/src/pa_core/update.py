@@ -13,10 +13,10 @@ from pa_core import _accelerate
 from pa_core.any_trainer import TrainerCallback
 from pa_core.default_step import ITEMS, check_step_output, count_items, name_backward_pass
 from pa_core.errors import StopTrainingError
-from pa_core.loop import Loop
 from pa_core.micro_batches import MicroBatch
 from pa_core.parts import Part, zero_loss_of_padding
 from pa_core.progress import Phase
+from pa_core.session import Session
 from pa_core.types import SizedIterable
 
 __all__ = ["BEFORE_FIRST", "AnyUpdate", "Batches", "TrainerUpdate", "updates_of_epoch"]
@@ -65,7 +65,7 @@ class AnyUpdate:
     """One update: its batches, the backward passes of their losses, and the step that changes the weights.
 
     Args:
-        loop: The run.
+        session: The run.
         batches: The batches from this update on.
 
     Attributes:
@@ -73,11 +73,11 @@ class AnyUpdate:
         place: The place of the current batch in the update.
     """
 
-    def __init__(self, loop: Loop, batches: Batches) -> None:
-        self._loop = loop
+    def __init__(self, session: Session, batches: Batches) -> None:
+        self._session = session
         self._batches = batches
-        loop.engine.checkpointer.next_phase = None
-        self.number: int = loop.engine.progress.updates + 1
+        session.checkpointer.next_phase = None
+        self.number: int = session.progress.updates + 1
         self.place: MicroBatch = BEFORE_FIRST
 
     @property
@@ -85,7 +85,7 @@ class AnyUpdate:
         """Whether the current batch is a padding batch: other processes have samples, and this one has none.
 
         On several processes, the last batch of an epoch may have fewer samples than there are processes. Those without
-        a sample get a batch of another process, so that the loop is the same on all of them. Its losses, and what is
+        a sample get a batch of another process, so that the session is the same on all of them. Its losses, and what is
         logged for it, count for nothing, even if they are not finite.
         """
         return self.place.is_empty
@@ -99,17 +99,16 @@ class AnyUpdate:
 
     def _start_batch(self, place: MicroBatch, batch: Any) -> Any:
         """Begin a batch; return what is computed with, None where nothing needs to be."""
-        loop = self._loop
-        engine = loop.engine
-        engine.progress.step = place.step
-        engine.means.is_in_step = True
-        loop.exchange.start_batch(place)
+        session = self._session
+        session.progress.step = place.step
+        session.means.is_in_step = True
+        session.exchange.start_batch(place)
         if place.is_empty:
-            return loop.padding_batch(place) if loop.has_padding_batches else None
-        if loop.keeps_batch:
-            engine.last_batch = batch
-        if _STEP_START in loop.trainer.callback_handler.heard:
-            loop.call(_STEP_START)
+            return session.padding_batch(place) if session.has_padding_batches else None
+        if session.keeps_batch:
+            session.last_batch = batch
+        if _STEP_START in session.trainer.callback_handler.heard:
+            session.call(_STEP_START)
         return batch
 
     def _add_gradients(
@@ -119,7 +118,7 @@ class AnyUpdate:
 
         In the last batch of an update, the gradients are exchanged.
         """
-        place, accumulation, exchange = self.place, part.accumulation, self._loop.exchange
+        place, accumulation, exchange = self.place, part.accumulation, self._session.exchange
         if place.ends_group:
             exchange.start_last_pass(part, overlaps=not place.some_are_empty)
         if loss is None:
@@ -148,43 +147,43 @@ class AnyUpdate:
         Raises:
             StopTrainingError: A process requested a stop.
         """
-        loop = self._loop
-        engine, progress = loop.engine, loop.engine.progress
+        session = self._session
+        progress = session.progress
         progress.steps_in_epoch = progress.step
 
         # agree: every process stops, saves or is preempted at the same update
         own_items = part.accumulation.items
-        totals = loop.exchange.finish(part, partial(engine.rank_sync.local_flags, own_items))
+        totals = session.exchange.finish(part, partial(session.rank_sync.local_flags, own_items))
         items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
         if totals is not None or own_items:
             part.accumulation.scale_gradients(part.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
-        scaler = engine.accelerator.scaler
+        scaler = session.setup.accelerator.scaler
         overflowed = scaler is not None and _accelerate.unscale(scaler, *part.optimizers.values())
-        first_updates = loop.own_steps.first_updates
+        first_updates = session.own_steps.first_updates
         if first_updates is not None:
             first_updates.begin_update()
-            loop.own_steps.require_positions(loop.arguments.stepping)
+            session.own_steps.require_positions(session.arguments.stepping)
         try:
-            loop.update_weights(part, overflowed)
+            session.update_weights(part, overflowed)
         except StopTrainingError as error:
-            engine.rank_sync.ask_to_stop(error)
+            session.rank_sync.ask_to_stop(error)
         if first_updates is not None and not first_updates.end_update():
-            loop.own_steps.stop()
+            session.own_steps.stop()
 
         # count
         if is_first:
             self._count_group(makes_update=not overflowed)
-        unchecked = engine.checkpointer.unchecked_optimizers
+        unchecked = session.checkpointer.unchecked_optimizers
         if unchecked and not overflowed:
             for name in unchecked & part.optimizers.keys():
-                engine.checkpointer.check_optimizer(name, loop.trainer)
+                session.checkpointer.check_optimizer(name, session.trainer)
         return not overflowed
 
     def _count_group(self, *, makes_update: bool) -> None:
         """Move the samples of the group to the epoch and the clock, and count its update."""
-        progress, clock = self._loop.engine.progress, self._loop.trainer.run_history.clock
+        progress, clock = self._session.progress, self._session.trainer.run_history.clock
         clock.samples += progress.samples_in_group
         progress.samples_in_epoch += progress.samples_in_group
         progress.samples_in_group = 0
@@ -195,21 +194,21 @@ class AnyUpdate:
     def _act_on(self, totals: Tensor, *, at_once: bool, may_stop: bool) -> Tensor:
         """Do what any process requests, and return the items of the update."""
         try:
-            return self._loop.engine.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
+            return self._session.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
         except StopTrainingError:
-            self._loop.exchange.drop_update()
+            self._session.exchange.drop_update()
             raise
 
     def _finish(self, *, is_made: bool) -> None:
         """End the update; the event of one that was made is called between two steps, where evaluations may come."""
-        loop, means, checkpointer = self._loop, self._loop.engine.means, self._loop.engine.checkpointer
-        samples = loop.exchange.end_update()
+        session, means, checkpointer = self._session, self._session.means, self._session.checkpointer
+        samples = session.exchange.end_update()
         if is_made:
             if samples is not None:
                 means.count_samples(samples)
             checkpointer.is_between_steps = True
             try:
-                loop.call(TrainerCallback.on_optimizer_step_end, update=loop.engine.progress.updates)
+                session.call(TrainerCallback.on_optimizer_step_end, update=session.progress.updates)
             finally:
                 checkpointer.is_between_steps = False
         means.end_step()
@@ -219,14 +218,14 @@ class TrainerUpdate(AnyUpdate):
     """An update of a trainer: iterate over it for its batches, call ``backward`` for those with samples, then ``step``.
 
     Args:
-        loop: The run.
+        session: The run.
         batches: The batches from this update on.
         part: What is trained.
         run_pass: Runs the backward pass of a loss that was scaled to its share of the update.
     """
 
-    def __init__(self, loop: Loop, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]) -> None:
-        super().__init__(loop, batches)
+    def __init__(self, session: Session, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]) -> None:
+        super().__init__(session, batches)
         self._part = part
         self._run_pass = run_pass
 
@@ -236,13 +235,13 @@ class TrainerUpdate(AnyUpdate):
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        before, engine = self.place, self._loop.engine
+        before, session = self.place, self._session
         if before is not BEFORE_FIRST:
-            samples = before.global_samples or self._part.accumulation.last_batch_size * engine.num_processes
-            engine.progress.samples_in_group += samples
+            samples = before.global_samples or self._part.accumulation.last_batch_size * session.setup.num_processes
+            session.progress.samples_in_group += samples
             if before.ends_group:
                 raise StopIteration
-            engine.means.end_step()
+            session.means.end_step()
         self.place, batch = self._batches.pop()
         return self._start_batch(self.place, batch)
 
@@ -256,14 +255,14 @@ class TrainerUpdate(AnyUpdate):
         Raises:
             BatchOutputError: The output cannot be used.
         """
-        loop, trainer = self._loop, self._loop.trainer
+        session, trainer = self._session, self._session.trainer
         loss = check_step_output(output, "calculate_train_batch_loss", trained=trainer.model)
         items = count_items(output, "calculate_train_batch_loss") if ITEMS in output else None
         samples: int = output["batch_size"]
-        loop.engine.means.add(loss, samples if items is None else items, samples)
+        session.means.add(loss, samples if items is None else items, samples)
         if _STEP_END in trainer.callback_handler.heard:
-            loop.call(_STEP_END, batch=batch, batch_output=output, step=self.place.step)
-        first_updates = loop.own_steps.first_updates
+            session.call(_STEP_END, batch=batch, batch_output=output, step=self.place.step)
+        first_updates = session.own_steps.first_updates
         if first_updates is not None:
             first_updates.before_backward()
         try:
@@ -288,33 +287,35 @@ class TrainerUpdate(AnyUpdate):
         Raises:
             StopTrainingError: A process requested a stop.
         """
-        at_once = self._loop.engine.progress.samples_in_epoch == 0
+        at_once = self._session.progress.samples_in_epoch == 0
         self._finish(is_made=self._make_step(self._part, at_once=at_once))
 
 
 @contextmanager
 def updates_of_epoch(
-    loop: Loop, train_dl: SizedIterable, part: Part, run_pass: Callable[[Tensor], None]
+    session: Session, train_dl: SizedIterable, part: Part, run_pass: Callable[[Tensor], None]
 ) -> Generator[Iterator[TrainerUpdate]]:
     """Return the context of the updates that are left of an epoch; within it, iterate over them.
 
     After each of them, a training state may be saved.
 
     Args:
-        loop: The run.
+        session: The run.
         train_dl: The loader of the epoch.
         part: What is trained.
         run_pass: Runs the backward pass of a scaled loss.
     """
-    with Batches(loop.batches(train_dl)) as batches:
-        yield _updates(loop, batches, part, run_pass)
+    with Batches(session.batches(train_dl)) as batches:
+        yield _updates(session, batches, part, run_pass)
 
 
-def _updates(loop: Loop, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]) -> Iterator[TrainerUpdate]:
-    checkpointer, rank_sync = loop.engine.checkpointer, loop.engine.rank_sync
-    progress, last = loop.engine.progress, loop.trainer.run_config.max_num_train_steps
+def _updates(
+    session: Session, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]
+) -> Iterator[TrainerUpdate]:
+    checkpointer, rank_sync = session.checkpointer, session.rank_sync
+    progress, last = session.progress, session.trainer.run_config.max_num_train_steps
     while progress.updates != last and batches.has_next():
-        yield TrainerUpdate(loop, batches, part, run_pass)
+        yield TrainerUpdate(session, batches, part, run_pass)
         checkpointer.next_phase = Phase.STEP
         if rank_sync.is_pending:
-            loop.checkpoint_if_requested(Phase.STEP)
+            session.checkpoint_if_requested(Phase.STEP)

@@ -15,7 +15,7 @@ from pa_core.batch_structure import count_samples
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
 from pa_core.data.data_arguments import DataArgument
-from pa_core.loop import Loop
+from pa_core.session import Session
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, recording_with_prefix
@@ -26,17 +26,17 @@ class Evaluations(Generic[BatchT]):
     """Runs the evaluations of a run, one at a time, and keeps their loaders for the next ones.
 
     Args:
-        loop: The loop of the run.
+        session: The run.
 
     Attributes:
         is_in_batch: Whether an evaluation is in the body of a batch.
         samples: The number of samples of that batch; 0 for one that is there only because other processes have samples.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, session: Session) -> None:
         self.is_in_batch: bool = False
         self.samples: int = 0
-        self._loop = loop
+        self._session = session
         self._loss: Tensor | None = None
         self._counts_nothing = False
         self._open = ExitStack()
@@ -63,9 +63,9 @@ class Evaluations(Generic[BatchT]):
             if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
                 return loader
             end_workers(loader)
-        loaders = self._loop.engine.loaders
+        loaders = self._session.setup.loaders
         loader = cast("SizedIterable", loaders.take(data, create, batch_size))
-        for callback in self._loop.trainer.callback_handler.callbacks:
+        for callback in self._session.trainer.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
                 loader = callback.limited(loader)
         split = loaders.split(loader, compares=False)  # it is not known yet whether all processes are here
@@ -79,20 +79,20 @@ class Evaluations(Generic[BatchT]):
             name: What the names of the metrics begin with; None for "eval".
             is_intermediate: Whether the training epoch continues afterwards.
         """
-        loop, run, engine = self._loop, self._loop.trainer, self._loop.engine
+        session, run = self._session, self._session.trainer
         within: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
             if prefix:  # an evaluation besides the usual one after an epoch
-                self._open.enter_context(loop.leaving_random_numbers())
+                self._open.enter_context(session.leaving_random_numbers())
             for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
-            loop.call_together(TrainerCallback.on_eval_epoch_start, **within)
+            session.call_together(TrainerCallback.on_eval_epoch_start, **within)
             loader = cast("SizedIterable", run.eval_dataloader)  # a callback may have limited it
-            count = engine.loaders.count_batches(loader, "evaluation")
+            count = session.setup.loaders.count_batches(loader, "evaluation")
             keyed = innermost(loader)
-            for step, batch in loop.batches_to_evaluate(loader, count):
-                loop.call(TrainerCallback.on_eval_step_start)
+            for step, batch in session.batches_to_evaluate(loader, count):
+                session.call(TrainerCallback.on_eval_step_start)
                 piece = keyed.split.piece(step - 1, run.process_index) if is_keyed(keyed) else None
                 with self._step(count_samples(batch) if piece is None else len(piece)):
                     yield batch
@@ -100,26 +100,26 @@ class Evaluations(Generic[BatchT]):
                     output = {"loss": loss, "model_outputs": None, "batch_size": self.samples}
                     if self._counts_nothing:
                         output["num_items_in_batch"] = 0
-                    loop.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+                    session.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
             last = (count_steps(loader) or 0) - 1
             if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
                 with self._step(0):  # other processes have the only samples of the last step
                     yield keyed.fetch_for(last, rank=0)
-            engine.rank_sync.stop_if_alone()
-            loop.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
-            loop.call_together(TrainerCallback.on_eval_epoch_end, **within)
+            session.rank_sync.stop_if_alone()
+            session.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
+            session.call_together(TrainerCallback.on_eval_epoch_end, **within)
 
     @contextmanager
     def _evaluating(self, name: str | None) -> Generator[None]:
-        with self._loop.evaluating(), temporarily(self._loop.engine.eval_sets, name=name):
-            for model in self._loop.trainer.named_models().values():
+        with self._session.evaluating(), temporarily(self._session.eval_sets, name=name):
+            for model in self._session.trainer.named_models().values():
                 model.eval()
             with temporarily(self, is_in_batch=False):
                 yield
 
     @contextmanager
     def _step(self, samples: int) -> Generator[None]:
-        means = self._loop.engine.means
+        means = self._session.means
         with means.step():
             means.count_samples(samples)
             self.is_in_batch, self.samples, self._loss, self._counts_nothing = True, samples, None, False
@@ -141,7 +141,7 @@ class Evaluations(Generic[BatchT]):
         self._loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
         self._counts_nothing = num_items == 0
         if self.samples > 0:  # a loss that is not finite would spoil the mean even so
-            self._loop.engine.means.losses.update(self._loss, self.samples if num_items is None else num_items)
+            self._session.means.losses.update(self._loss, self.samples if num_items is None else num_items)
 
     def leave(self) -> None:
         """Leave the evaluation that is in progress, if any, without recording its means."""

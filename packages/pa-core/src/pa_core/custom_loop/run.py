@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
@@ -27,15 +28,17 @@ from pa_core.default_step import require_count
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, StopTrainingError
-from pa_core.loop import Loop
 from pa_core.model_tensors import reshard
 from pa_core.parts import counting_samples, forget_gradients
 from pa_core.placeholders import create_scheduler
+from pa_core.prepare import place, shard
 from pa_core.progress import Phase
 from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
-from pa_core.run_lifecycle import RunLifecycle
+from pa_core.run_descriptions import describe_start, require_same_parts
+from pa_core.running import running, stopping_in_order
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.session import Session, TrainingHooks
 from pa_core.tracking import MetricValue, RunHistory
 from pa_core.types import (
     BatchT,
@@ -51,6 +54,8 @@ from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
 _T = TypeVar("_T")
+
+_HOOKS = TrainingHooks(pads=True)
 
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
@@ -175,6 +180,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Self]
     resume_from: Path | None
+    _session: Session
 
     def __init__(
         self,
@@ -251,21 +257,19 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.collate_fn = collate_fn
         self.step_scheduler: Literal["update", "epoch"] = step_scheduler
         self.watch_metric: str | None = watch_metric
-        self._engine.gradient_clip_norm, self._engine.makes_optimizer = gradient_clip_norm, not self._given.optimizers
-        self._lifecycle = RunLifecycle(self, self._engine)
-        self._loop = Loop(self, self._engine, pads=True)
-        self._loop.arguments = self._arguments
+        self._setup.makes_optimizer = not self._given.optimizers
+        self._session = Session(self, self._setup, _HOOKS)
         with print_errors_once():
-            self._loop.check_data(self._arguments.data, self._arguments)
-        self._parts = self._given.make_parts(self._accelerator, self._engine.exchange)
-        self._evaluations = Evaluations[BatchT](self._loop)
+            self._session.check_data(self._arguments.data, self._arguments)
+        self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
+        self._evaluations = Evaluations[BatchT](self._session)
         self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
         self._stage: Literal["before", "within", "after"] = "before"
         self._in_epochs: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "in progress", "left", "over"] = "over"
         self._update: Update[Any] | None = None
-        self._loop.finish_init()
+        self._session.finish_init()
 
     # The models
 
@@ -320,8 +324,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             *data: Further loaders that the loop uses, whose generators are restored.
         """
         with super().dry_run(*self._train_data.held, *data), self._given.dry_run():
-            self._parts = self._given.make_parts(self._accelerator, self._engine.exchange)
-            self._evaluations, self._arguments = Evaluations(self._loop), replace(self._arguments, resume_from=None)
+            self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
+            self._evaluations, self._arguments = Evaluations(self._session), replace(self._arguments, resume_from=None)
             yield
 
     def __enter__(self) -> Self:
@@ -348,26 +352,26 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.callback(_block_is_open.reset, _block_is_open.set(True))
-            block.enter_context(self._lifecycle.running("train", {**self._parts}, arguments.describe))
-            self._loop.find_state(arguments)
-            loaders, size = self._engine.loaders, arguments.batch_size
+            block.enter_context(running(self._session, "train", self._begin_session, arguments.describe))
+            self._session.find_state(arguments)
+            loaders, size = self._setup.loaders, arguments.batch_size
             loader = loaders.take(self._train_data, self._create_train_loader, size, arguments.samples_per_update)
             self.train_dataloader = cast("SizedIterable", loader)
-            self._loop.announce()
-            self._lifecycle.require_same_parts()
-            self._lifecycle.shard(*self.models.values())
-            self._given.place(self._parts, self._engine.exchange, self._lifecycle.place)
+            self._session.announce()
+            require_same_parts(self, is_training=True)
+            shard(self._session, *self.models.values())
+            self._given.place(self._parts, self._session.exchange, partial(place, self._session))
             if not self.optimizers:
                 with print_errors_once():
                     self._given.make_optimizers()
                 self.optimizer = next(iter(self.optimizers.values()))
-                self._lifecycle.require_same_parts()
+                require_same_parts(self, is_training=True)
             for name, one in self._parts.items():
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if arguments.per_device_batch_size == "fit":
-                self._arguments = arguments = self._loop.fit_batches(arguments)
-            self._loop.require_usable([self.train_dataloader], self.models)
+                self._arguments = arguments = self._session.fit_batches(arguments)
+            self._session.require_usable([self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, arguments.gradient_accumulation_steps)
             arguments = replace(arguments, gradient_accumulation_steps=steps)
             per_batch = arguments.max_updates_per_batch
@@ -375,15 +379,21 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self.train_dataloader, 1 if per_batch else steps, arguments.max_num_train_steps, per_batch or 1
             )
             self.run_config = self._create_run_config(*arguments.numbers)
-            self._engine.resumption.note_hyperparameters(self)
+            self._session.resumption.note_hyperparameters(self)
             for name, factory in self._given.factories.items():
-                scheduler = create_scheduler(factory, self.optimizers[name], self._loop.placeholder_values())
+                scheduler = create_scheduler(factory, self.optimizers[name], self._session.placeholder_values())
                 self._parts[name].schedulers = {name: scheduler}
             self.scheduler = next(iter(self.schedulers.values()), None)
-            self._loop.require_usable_schedulers()
+            self._session.require_usable_schedulers()
             self._block = block.pop_all()
         self._stage = "within"
         return self
+
+    def _begin_session(self) -> Session:
+        session = Session(self, self._setup, _HOOKS, self._arguments, self._parts)
+        self._session = session  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than of any trainer
+        self._evaluations = Evaluations(session)
+        return session
 
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
@@ -401,14 +411,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._evaluations.end()
         self._showing_last_epoch.close()
         self._leave_update()
-        self._engine.last_batch = None
-        self._engine.means.end_step()
+        self._session.last_batch = None
+        self._session.means.end_step()
         self._stage = "after"
         if exception is not None and not isinstance(exception, StopTrainingError):
             return bool(self._block.__exit__(kind, exception, traceback))
         with self._block:
             self._finish(exception)
-        self._engine.rank_sync.raise_non_finite_loss()
+        self._session.rank_sync.raise_non_finite_loss()
         return True
 
     def _finish(self, stop: StopTrainingError | None) -> None:
@@ -416,26 +426,26 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         if not self._has_begun:
             return
         self._forget_gradients()
-        with self._lifecycle.stopping_in_order():
+        with stopping_in_order(self._session):
             if stop is not None:
                 raise stop
-        with suppress(StopTrainingError), self._engine.rank_sync.together():
+        with suppress(StopTrainingError), self._session.rank_sync.together():
             pass  # a process that left the loop alone must not end as if the run were complete
-        self._engine.checkpointer.next_phase = None
-        self._loop.finish()
-        self._engine.checkpointer.settle()
+        self._session.checkpointer.next_phase = None
+        self._session.finish()
+        self._session.checkpointer.settle()
 
     def _begin(self) -> None:
         """Restore a saved run, with all that is registered by now, when the first loop of the block begins."""
         if self._has_begun:
             return
         self._has_begun = True
-        self._loop.resume()
+        self._session.resume()
         if len(self._parts) == 1:  # of several, how often each steps is known to the loop alone
-            self._loop.check_length_of_schedules()
-        if self._engine.resumption.saved is None:
-            self._loop.reset_history()
-        self._loop.begin(describe=self._lifecycle.describe_start)
+            self._session.check_length_of_schedules()
+        if self._session.resumption.saved is None:
+            self._session.reset_history()
+        self._session.begin(describe=partial(describe_start, self, self._session.progress))
 
     # The loops
 
@@ -454,9 +464,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         if self._in_epochs == "within":
             raise mistakes.loop_within("epochs()", "an epoch")
         if self._in_epochs == "after":
-            raise mistakes.second_loop() if self._engine.progress.epoch_under_way is None else mistakes.left_loop()
+            raise mistakes.second_loop() if self._session.progress.epoch_under_way is None else mistakes.left_loop()
         self._begin()
-        for epoch in self._loop.remaining_epochs():
+        for epoch in self._session.remaining_epochs():
             self._training = "to come"
             self._in_epochs = "within"
             try:
@@ -471,7 +481,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Let what is recorded after the last epoch carry its number, for as long as the script is in the block."""
         if self.num_epochs_completed >= self.run_config.num_epochs:
             self._showing_last_epoch.close()  # a complete run may be looped over again
-            self._showing_last_epoch.enter_context(self._loop.set_back_by_one_epoch())
+            self._showing_last_epoch.enter_context(self._session.set_back_by_one_epoch())
 
     def _finish_epoch(self) -> None:
         """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then."""
@@ -483,7 +493,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             )
         if self._training in ("in progress", "left"):
             self._leave_training()
-        self._loop.finish_epoch()
+        self._session.finish_epoch()
 
     @overload
     def updates(self) -> Iterator[Update[BatchT]]: ...
@@ -531,27 +541,27 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             place = "an update" if self._training == "in progress" else "an epoch whose updates are over"
             raise mistakes.loop_within("updates()", place)
         self._training = "in progress"
-        loop = self._loop
-        loop.start_training(self.train_dataloader)
-        with Batches(loop.batches(self.train_dataloader)) as batches:
-            progress, last = self._engine.progress, self.run_config.max_num_train_steps
+        session = self._session
+        session.start_training(self.train_dataloader)
+        with Batches(session.batches(self.train_dataloader)) as batches:
+            progress, last = self._session.progress, self.run_config.max_num_train_steps
             while progress.updates != last and batches.has_next():
-                loop.updates_of_batch = 0
-                self._update = update = Update[BatchT](loop, batches, self._parts, self._evaluations)
+                session.updates_of_batch = 0
+                self._update = update = Update[BatchT](session, batches, self._parts, self._evaluations)
                 try:
                     yield update
                 except GeneratorExit:  # of a break
                     self._training = "left"
                     raise
                 self._end_update(update)
-                self._engine.checkpointer.next_phase = Phase.STEP
-                if self._engine.rank_sync.is_pending:
-                    self._engine.checkpointer.checkpoint(self, loop.call)
+                self._session.checkpointer.next_phase = Phase.STEP
+                if self._session.rank_sync.is_pending:
+                    self._session.checkpointer.checkpoint(self, session.call)
         self._finish_training()
 
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:
         """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
-        around, loop = self._require_update("updates(batches)"), self._loop
+        around, session = self._require_update("updates(batches)"), self._session
         if self._arguments.max_updates_per_batch is None:
             raise ConfigurationError(
                 "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
@@ -565,10 +575,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             samples=num_samples,
         )
-        with self._engine.means.interrupted(), counting_samples(self._parts.values()), Batches(parts) as upcoming:
+        with self._session.means.interrupted(), counting_samples(self._parts.values()), Batches(parts) as upcoming:
             try:
-                while not loop.is_at_last_update and upcoming.has_next():
-                    self._update = update = Update[Any](loop, upcoming, self._parts, self._evaluations, is_inner=True)
+                while not session.is_at_last_update and upcoming.has_next():
+                    self._update = update = Update[Any](
+                        session, upcoming, self._parts, self._evaluations, is_inner=True
+                    )
                     yield update
                     self._end_update(update)
             except GeneratorExit:  # of a break
@@ -576,7 +588,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self._forget_gradients()
                 for one in self._parts.values():
                     one.accumulation.items = 0.0
-                loop.exchange.end_update()
+                session.exchange.end_update()
                 raise
             finally:
                 self._update = around
@@ -601,13 +613,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """End the training of an epoch whose loop over updates was left by a break."""
         self._leave_update()
         self._forget_gradients()
-        self._loop.count = None
+        self._session.count = None
         self._finish_training()
 
     def _finish_training(self) -> None:
         """Record the means of the training of an epoch, and call its last event."""
         self._training = "over"
-        self._loop.finish_training(with_loss=len(self._parts) == 1)
+        self._session.finish_training(with_loss=len(self._parts) == 1)
 
     @overload
     def batches(self) -> Iterator[BatchT]: ...
@@ -676,8 +688,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        if self._engine.rank_sync.stop is None:
-            self._engine.rank_sync.stop = StopTrainingError(reason)
+        if self._session.rank_sync.stop is None:
+            self._session.rank_sync.stop = StopTrainingError(reason)
 
     # Metrics and evaluations
 
@@ -718,11 +730,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             TypeError: Something in it is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
-        self._engine.require_between_steps("gather(...)")
+        self._session.require_between_steps("gather(...)")
         # What callbacks gather between two steps is not of the batch.
-        if self.is_padding_batch and not self._engine.checkpointer.is_between_steps:
+        if self.is_padding_batch and not self._session.checkpointer.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
-            self._loop.gathered_empty += tensors_with_gradient(gathered)
+            self._session.gathered_empty += tensors_with_gradient(gathered)
             return gathered
         return super().gather(tensor, padding_value, with_gradient=with_gradient)
 
@@ -747,16 +759,16 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         num_items = None if num_items is None else require_count(num_items, f'num_items in log("{name}", ...)')
         if self._evaluations.is_in_batch and name == "loss":
             self._evaluations.log_loss(value, num_items)
-        elif not self._engine.means.is_in_step:
+        elif not self._session.means.is_in_step:
             raise ConfigurationError(
                 f"There is no batch that log({name!r}, ...) could belong to: it was called outside of a loop over "
                 "batches, or after the step of an update. Log before the step; a value that is not a mean over "
                 "samples is for run.record(name, value)."
             )
         else:
-            is_of_update = self.reproducible and self._engine.checkpointer.is_between_steps
+            is_of_update = self.reproducible and self._session.checkpointer.is_between_steps
             counts = self.process_index == 0 if is_of_update else not self.is_padding_batch
-            self._engine.means.log(name, value, count=num_items if counts else 0)
+            self._session.means.log(name, value, count=num_items if counts else 0)
 
     def record(self, name: str, value: object) -> None:
         """Record a value that is not a mean over samples, at the current reading of the clock.
@@ -805,7 +817,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._leave_training()
         batch_size = per_device_batch_size or self._arguments.batch_size
         data = DataArgument(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
-        self._loop.check_data([data], replace(self._arguments, per_device_batch_size=batch_size))
+        self._session.check_data([data], replace(self._arguments, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(name, is_intermediate=self._update is not None)
@@ -818,13 +830,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     # Loaders
 
     def _create_train_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
-        defaults = {"shuffle": True, **self._engine.loaders.default_kwargs(self.train_dataset, batch_size)}
-        return self._loop.create_loader(self.train_dataset, "train", defaults, kwargs)
+        defaults = {"shuffle": True, **self._setup.loaders.default_kwargs(self.train_dataset, batch_size)}
+        return self._session.create_loader(self.train_dataset, "train", defaults, kwargs)
 
     def _create_eval_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
         dataset = cast("Dataset[Any]", self.eval_dataset)
-        defaults = {"shuffle": False, **self._engine.loaders.default_kwargs(dataset, batch_size)}
-        return self._loop.create_loader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
+        defaults = {"shuffle": False, **self._setup.loaders.default_kwargs(dataset, batch_size)}
+        return self._session.create_loader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
 
     # Where the loop is
 

@@ -20,9 +20,9 @@ from pa_core.data.custom_loader import length_of
 from pa_core.default_step import name_backward_pass, require_count
 from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError, ConfigurationError
-from pa_core.loop import Loop
 from pa_core.micro_batches import MicroBatch
 from pa_core.run_config import check_count
+from pa_core.session import Session
 from pa_core.types import BatchT
 from pa_core.update import BEFORE_FIRST, AnyUpdate, Batches
 from pa_data import move_to_device
@@ -44,7 +44,7 @@ class Update(AnyUpdate, Generic[BatchT]):
     its samples, on all processes, no matter how many batches they come in.
 
     Args:
-        loop: The loop of the run.
+        session: The run.
         batches: The batches from this update on.
         parts: What the run trains, by name.
         evaluations: The evaluations of the run, within which nothing is trained.
@@ -72,14 +72,14 @@ class Update(AnyUpdate, Generic[BatchT]):
 
     def __init__(
         self,
-        loop: Loop,
+        session: Session,
         batches: Batches,
         parts: Mapping[str, RunPart],
         evaluations: Evaluations[Any],
         *,
         is_inner: bool = False,
     ) -> None:
-        super().__init__(loop, batches)
+        super().__init__(session, batches)
         self._parts = parts
         self._are_several = len(parts) > 1
         self._only = None if self._are_several else next(iter(parts.values()))
@@ -128,12 +128,12 @@ class Update(AnyUpdate, Generic[BatchT]):
         if self._are_several:
             self._log_losses()
         if self.place is not BEFORE_FIRST:
-            self._loop.engine.means.end_step()
+            self._session.means.end_step()
         self._losses, self._logged = {}, set()
         self.place, batch = self._batches.pop()
         if self._is_inner:
-            self._loop.engine.means.is_in_step = True
-            self._loop.exchange.start_batch(self.place)
+            self._session.means.is_in_step = True
+            self._session.exchange.start_batch(self.place)
         else:
             batch = self._start_batch(self.place, batch)
         self._batch, self._is_in_batch = batch, True
@@ -178,7 +178,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         is_first = not self._losses
         self._note_loss(part.name, loss, weight)
         part.check_precision(loss)
-        through = part.loss_of_padding(loss, self._loop.gathered_empty) if self.place.is_empty else loss
+        through = part.loss_of_padding(loss, self._session.gathered_empty) if self.place.is_empty else loss
         run_pass = partial(part.run_pass, retain_graph=retain_graph)
         try:
             self._add_gradients(part, through, run_pass, self._samples, items)
@@ -267,15 +267,15 @@ class Update(AnyUpdate, Generic[BatchT]):
             self._log_losses(part.name)
         if self._is_in_batch:
             self._finish_batch()
-        loop, is_first = self._loop, not self._stepped
+        session, is_first = self._session, not self._stepped
         if is_first:
-            loop.require_update_of_batch()
-            loop.engine.rank_sync.stop_if_alone()
+            session.require_update_of_batch()
+            session.rank_sync.stop_if_alone()
         if part.first_updates_left > 0:
             part.let_go_of_gradients()
-        at_once = loop.engine.progress.samples_in_epoch == 0 and loop.updates_of_batch == 0
+        at_once = session.progress.samples_in_epoch == 0 and session.updates_of_batch == 0
         is_made = self._make_step(part, at_once=at_once, is_first=is_first)
-        loop.updates_of_batch += is_first
+        session.updates_of_batch += is_first
         self._stepped.add(part.name)
         if not self._are_several:  # of several, at the end of the body of the update
             self._finish(is_made=is_made)
@@ -318,38 +318,38 @@ class Update(AnyUpdate, Generic[BatchT]):
             self._log_losses()
         self._is_over = True
         self._batch, self._batches = None, _NO_BATCHES
-        self._loop.gathered_empty.clear()
+        self._session.gathered_empty.clear()
 
     def _finish_batch(self) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss."""
         self._is_in_batch = False
-        place, engine = self.place, self._loop.engine
+        place, session = self.place, self._session
         batch, self._batch = self._batch, None
         if not self._is_inner:
-            engine.progress.samples_in_group += place.global_samples or self._samples * engine.num_processes
+            session.progress.samples_in_group += place.global_samples or self._samples * session.setup.num_processes
         if self._has_inner and not self._losses:
-            engine.progress.steps_in_epoch = place.step
+            session.progress.steps_in_epoch = place.step
             self._count_group(makes_update=False)
-            engine.means.count_samples(self._samples)
-            engine.means.end_step()
+            session.means.count_samples(self._samples)
+            session.means.end_step()
             return
         if place.is_empty:
             return
-        engine.means.count_samples(self._samples)
+        session.means.count_samples(self._samples)
         loss, weight = torch.zeros(()), 0
         for loss_of_one, weight_of_one in self._losses.values():
             loss = loss_of_one if weight == 0 else loss + loss_of_one
             weight = max(weight, weight_of_one)
         if self._losses:
-            engine.means.losses.update(loss, weight)
+            session.means.losses.update(loss, weight)
         output = {"loss": loss, "model_outputs": None, "batch_size": self._samples}
         if self._losses and weight == 0 < self._samples:
             output["num_items_in_batch"] = 0
-        self._loop.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=place.step)
+        self._session.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=place.step)
 
     def _log_losses(self, *names: str) -> None:
         """Log the losses of several models, to which passes after the step of another one may have added."""
-        means = self._loop.engine.means
+        means = self._session.means
         if not means.is_in_step or self.is_empty:
             return
         for name in names or tuple(self._losses):

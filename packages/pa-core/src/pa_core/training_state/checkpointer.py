@@ -42,8 +42,8 @@ from pa_core.user_warnings import warn_user
 from pa_data.rng import capture_rng_state
 
 
-class CheckpointedEngine(Protocol):
-    """What decides, of the engine of a run, what is saved and when.
+class CheckpointedRun(Protocol):
+    """What decides, of a run, what is saved and when.
 
     Attributes:
         progress: The counters of the run.
@@ -66,7 +66,7 @@ class CheckpointedEngine(Protocol):
         ...
 
     def nominal_items(self) -> dict[str, float | None]:
-        """Return the nominal number of items of an update of each optimizer, by name; None where samples count."""
+        """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
         ...
 
 
@@ -116,8 +116,7 @@ class Checkpointer:
     ``checkpoint`` if ``RankSync.is_pending``. Evaluations cost nothing to repeat, and may be interrupted by a
     preemption: the state is then the one from before the evaluation.
 
-    Args:
-        engine: The engine of the run; where it makes several runs, it calls ``start_run`` before each.
+    It is for one run after the other, each of which calls ``start_run``.
 
     Attributes:
         next_phase: What comes next in the run, at a safe point; None everywhere else.
@@ -129,21 +128,24 @@ class Checkpointer:
         unchecked_optimizers: The names of the optimizers to check after their first update.
     """
 
-    def __init__(self, engine: CheckpointedEngine) -> None:
+    def __init__(self) -> None:
         self.registered: list[SupportsStateDict] = []
-        self._engine = engine
         self._writer = Writer()
         self._last_may_fail = False
         self._folders: dict[Path, FolderLock | None] = {}  # which the run has for itself; the first process locks them
         self._stores: list[RemoteFolder] = []
         self._has_trained = False
         self._layers: TrainedLayers | None = None
-        self.start_run()
 
     # The course of a run
 
-    def start_run(self) -> None:
-        """Forget the run before."""
+    def start_run(self, run: CheckpointedRun) -> None:
+        """Forget the run before.
+
+        Args:
+            run: The new one.
+        """
+        self._state = run
         self.next_phase: Phase | None = None
         self.ended_by: type[BaseException] | None = None
         self.is_between_steps: bool = False
@@ -208,9 +210,9 @@ class Checkpointer:
             CheckpointError: A state could not be written.
             OSError: As above.
         """
-        is_saved, is_preempted = self._engine.rank_sync.pop_requests()
+        is_saved, is_preempted = self._state.rank_sync.pop_requests()
         if is_saved:
-            call("on_training_state_request", update=self._engine.progress.updates)
+            call("on_training_state_request", update=self._state.progress.updates)
         # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
         is_preempted = is_preempted and self.next_phase is not Phase.COMPLETE
         if is_preempted:
@@ -319,8 +321,8 @@ class Checkpointer:
             return
         # Custom loaders of other kinds may have another number of batches on each process.
         if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
-            self._engine.rank_sync.agree_on_preemption()
-        if self._engine.rank_sync.preempt.is_agreed:
+            self._state.rank_sync.agree_on_preemption()
+        if self._state.rank_sync.preempt.is_agreed:
             raise EvaluationInterrupted
 
     # States
@@ -341,7 +343,7 @@ class Checkpointer:
             CheckpointError: Its lock cannot be written, or the object store cannot be used.
             OSError: It cannot be made or written to.
         """
-        resumption = self._engine.resumption
+        resumption = self._state.resumption
         with _raising_on_all():
             if folder not in self._folders:
                 self._folders[folder] = self._lock(folder, say, upload_to) if distributed.rank() == 0 else None
@@ -381,7 +383,7 @@ class Checkpointer:
         """
         self._require_training()
         self._writer.check({"extras": request.extras})
-        self._engine.rank_sync.is_pending = True
+        self._state.rank_sync.is_pending = True
         self._requests.append((request, copy.deepcopy(dict(request.extras))))
 
     def save(self, request: StateRequest, run: ResumableRun, call: Callable[..., object]) -> None:
@@ -413,7 +415,7 @@ class Checkpointer:
         """
         for scheduler in run.named_schedulers().values():
             _check_scheduler(scheduler)
-        parts = self._capture(run, self._engine.progress.position(Phase.EPOCH))
+        parts = self._capture(run, self._state.progress.position(Phase.EPOCH))
         optimizers = run.named_optimizers()
         for name, optimizer in optimizers.items():
             _check_state_of_optimizer(optimizer, parts["optimizers"][name]["state"])
@@ -445,9 +447,9 @@ class Checkpointer:
         self.check_layers(run)
         phase = self._require_phase()
         if phase is not Phase.COMPLETE:
-            with self._engine.rank_sync.together():
+            with self._state.rank_sync.together():
                 call("on_training_state_save")
-        position = self._engine.progress.position(phase if self._interrupted is None else self._interrupted.phase)
+        position = self._state.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = position._replace(eval_sets=self._interrupted.eval_sets)
         parts = self._capture(run, position)
@@ -459,7 +461,7 @@ class Checkpointer:
         with self._warning_of_last_one():
             self._writer.wait()
         self._last_may_fail = request.may_fail
-        run, directory = self._engine.resumption.name, request.directory
+        run, directory = self._state.resumption.name, request.directory
         if request.keeps_other_runs:
             directory = Folder(directory.parent).path_for(directory.name, run)
         with self._warning_of_last_one():
@@ -487,14 +489,14 @@ class Checkpointer:
 
     def _capture(self, run: ResumableRun, position: Position) -> dict[str, Any]:
         """All parts of a training state but the extras, by reference; every process must call this."""
-        engine, resumption = self._engine, self._engine.resumption
+        state, resumption = self._state, self._state.resumption
         loader, settings = innermost(run.train_dataloader), resumption.settings or {}
-        extension = find_extension(run, position, engine.progress)
+        extension = find_extension(run, position, state.progress)
         if resumption.was_complete and resumption.saved is not None:
             extension = resumption.saved.extension
         is_mid_epoch = position.phase.is_mid_epoch or (extension is not None and extension.position.phase.is_mid_epoch)
         loaders = resumption.loaders.capture(run, mid_epoch=is_mid_epoch)
-        parts = capture(run, self.registered, engine.scaler, engine.shares_buffers)
+        parts = capture(run, self.registered, state.scaler, state.shares_buffers)
         parts["run"] = {
             "position": position.to_dict(),
             "seed": resumption.seed,
@@ -502,7 +504,7 @@ class Checkpointer:
             "algorithm": loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
             "settings": dict(settings),
             "hyperparameters": pack_by_optimizer(resumption.hyperparameters),
-            "nominal_items": pack_by_optimizer(engine.nominal_items()),
+            "nominal_items": pack_by_optimizer(state.nominal_items()),
             "extension": None if extension is None else extension.to_dict(),
         }
         rng_state = self._rng_state if self._interrupted is None else self._interrupted.rng_state
@@ -512,7 +514,7 @@ class Checkpointer:
             "step_means": run.step_means.totals(),
             "loaders": loaders,
             "script": {} if self._script is None else self._script.capture(run, parts, self.registered),
-            "buffers": {} if self._script is None else self._buffers.capture(run, engine.shares_buffers),
+            "buffers": {} if self._script is None else self._buffers.capture(run, state.shares_buffers),
         }
         return {**parts, "ranks": distributed.gather_objects(of_process)}
 

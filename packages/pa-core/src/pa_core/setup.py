@@ -1,8 +1,8 @@
-"""What a trainer consists of: the parts of its runs, which it passes on to what needs them."""
+"""What a trainer is made with, and what each of its runs is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,14 +13,13 @@ from pa_core import _accelerate
 from pa_core.attributes import temporarily
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
-from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.errors import ConfigurationError
-from pa_core.exchange import Alone, Averaged, Exchange, Tree
+from pa_core.exchange import Alone, Exchange
 from pa_core.extra_models import AddedModules
 from pa_core.optimizer_modes import OptimizerModes
 from pa_core.parts import Part
-from pa_core.progress import Progress, Stage
+from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import InMemoryRunHistory, StepMeans
@@ -37,8 +36,8 @@ if TYPE_CHECKING:  # few runs need it, and the import of the others takes no tim
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
 
-class Engine:
-    """The parts of a trainer, and of the run that it is in or was in last.
+class Setup:
+    """What a trainer is made with, for all of its runs.
 
     Args:
         accelerator: The accelerator of the trainer.
@@ -57,23 +56,9 @@ class Engine:
         loaders: Makes and splits loaders.
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
-        eval_sets: What the run evaluates.
-        means: The means of the epoch so far: of its losses, and of what its steps have logged.
-        gradient_clip_norm: The argument of the run.
-        progress: The counters of the run.
-        rank_sync: What the processes decide together.
-        resumption: Where the run began.
-        fitting: What chooses batch sizes by the memory, None in other runs.
-        trained: What the run trains, by the name of the optimizer.
-        running: What kind of run is in progress, None between runs.
-        contexts: What ends with the run.
-        placed: What makes the models what they were before the run.
         optimizer_modes: Which optimizers are in training mode and have another one.
-        makes_optimizer: Whether the run makes the optimizer, if there is none.
-        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
-        is_padding_batch: Whether the current batch is there for the other processes only.
-        last_batch: What may stand in for a batch that this process does not have.
-        checked_steps: The default steps whose first batch was checked.
+        makes_optimizer: Whether a run makes the optimizer, if there is none.
+        turn: Empty while a run is in progress. A list, as its ``pop`` gives one of two threads its item.
     """
 
     def __init__(
@@ -91,39 +76,65 @@ class Engine:
         self.reproducible = reproducible
         self.exchange: Exchange = Alone()
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
+        self.checkpointer: Checkpointer = Checkpointer()
         self.added: AddedModules = AddedModules()
-        self.eval_sets: EvaluationSets = EvaluationSets()
-        self.means: StepMeans = StepMeans(exact=reproducible)
-        self.gradient_clip_norm: float | None = None
+        self.optimizer_modes: OptimizerModes = OptimizerModes()
+        self.makes_optimizer: bool = False
+        self.turn: list[None] = [None]
+
+
+class RunState:
+    """What a run is made of, and how far it has come; a trainer keeps that of its last run until the next one.
+
+    Args:
+        setup: What the trainer is made with.
+        parts: What the run trains, by the name of the optimizer.
+        eval_sets: What the run evaluates.
+
+    Attributes:
+        setup: As passed.
+        parts: As passed.
+        eval_sets: As passed.
+        exchange: What makes one update of what the processes have computed.
+        checkpointer: Saves training states.
+        means: The means of the epoch so far: of its losses, and of what its steps have logged.
+        progress: How far the run has come.
+        rank_sync: What the processes decide together.
+        resumption: Where the run began.
+        fitting: What chooses batch sizes by the memory, None in other runs.
+        running: What kind of run is in progress, None when it is over.
+        contexts: What ends with the run.
+        placed: What makes the models what they were before the run.
+        gradient_clip_norm: The argument of the run.
+        is_padding_batch: Whether the current batch is there for the other processes only.
+        last_batch: What may be the padding batch of a process that has no batch.
+        checked_steps: The default steps whose first batch was checked.
+    """
+
+    def __init__(self, setup: Setup, parts: Mapping[str, Part], eval_sets: EvaluationSets) -> None:
+        self.setup = setup
+        self.parts = parts
+        self.eval_sets = eval_sets
+        self.exchange: Exchange = setup.exchange
+        self.checkpointer: Checkpointer = setup.checkpointer
+        self.means: StepMeans = StepMeans(exact=setup.reproducible)
+        self.progress: Progress = Progress()
+        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, self.describe_course)
+        self.resumption: ResumePlan = ResumePlan(self.progress, setup.device, reproducible=setup.reproducible)
+        self.fitting: BatchSizeFitting | None = None
         self.running: RunKind | None = None
         self.contexts: ExitStack = ExitStack()
         self.placed: ExitStack = ExitStack()
-        self.optimizer_modes: OptimizerModes = OptimizerModes()
-        self.makes_optimizer: bool = False
-        self.steps_scheduler_itself: bool = False
-        self._start_run({}, dict)
-        self.checkpointer: Checkpointer = Checkpointer(self)
-
-    def start_run(self, trained: dict[str, Part], describe_course: Describe) -> None:
-        """Forget the run before.
-
-        Args:
-            trained: What the new one trains, by the name of the optimizer.
-            describe_course: Returns what must stay the same on all processes in its course.
-        """
-        self._start_run(trained, describe_course)
-        self.checkpointer.start_run()
-
-    def _start_run(self, trained: dict[str, Part], describe_course: Describe) -> None:
-        self.trained = trained
-        self.progress: Progress = Progress()
-        self.rank_sync: RankSync = RankSync(self.device, self.num_processes, describe_course)
-        self.resumption: ResumePlan = ResumePlan(self.progress, self.device, reproducible=self.reproducible)
-        self.loaders.start_run()
-        self.fitting: BatchSizeFitting | None = None
-        self.checked_steps: set[str] = set()
-        self.last_batch: Any = None
+        self.gradient_clip_norm: float | None = None
         self.is_padding_batch: bool = False
+        self.last_batch: Any = None
+        self.checked_steps: set[str] = set()
+        setup.loaders.start_run()
+        setup.checkpointer.start_run(self)
+
+    def describe_course(self) -> dict[str, object]:
+        """Return what stays the same on all processes in the course of a run."""
+        return {}
 
     @property
     def shares_buffers(self) -> bool:
@@ -133,20 +144,14 @@ class Engine:
         """
         return self.exchange.shares_buffers
 
-    def create_exchange(self) -> Exchange:
-        """Return the exchange of a run as it was requested and launched."""
-        if self.reproducible:
-            return Tree(self.accelerator, lambda: (self.resumption.seed, self.progress.updates))
-        return Averaged(self.accelerator) if self.num_processes > 1 else Alone()
-
     @property
     def scaler(self) -> SupportsStateDict | None:
         """The gradient scaler of fp16."""
-        return self.accelerator.scaler
+        return self.setup.accelerator.scaler
 
     def nominal_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
-        return {name: one.accumulation.reference_items for name, one in self.trained.items()}
+        return {name: one.accumulation.reference_items for name, one in self.parts.items()}
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.
@@ -157,7 +162,7 @@ class Engine:
         Raises:
             ConfigurationError: A step is in progress.
         """
-        if self.reproducible and self.means.is_in_step and not self.checkpointer.is_between_steps:
+        if self.setup.reproducible and self.means.is_in_step and not self.checkpointer.is_between_steps:
             raise ConfigurationError(
                 f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
                 "samples it would see follows their number.",
@@ -174,18 +179,18 @@ class Engine:
             numbers: The arguments of ``Trainer._create_run_config``, in their order.
         """
         batch_size, num_epochs, accumulation_steps, max_num_train_steps, clip_value = numbers
-        training = self.loaders.settings("train", run.train_dataloader, batch_size)
-        evaluation = self.loaders.settings("eval", run.eval_dataloader, batch_size)
+        training = self.setup.loaders.settings("train", run.train_dataloader, batch_size)
+        evaluation = self.setup.loaders.settings("eval", run.eval_dataloader, batch_size)
         updates_per_epoch, samples_per_update = 0, None
         if self.running == "train":
-            samples_per_update = self.loaders.samples_per_update
+            samples_per_update = self.setup.loaders.samples_per_update
             lengths = run.epoch_lengths
             if max_num_train_steps is None:
                 max_num_train_steps = lengths.updates_before(num_epochs)
             else:
                 num_epochs = lengths.epochs_for(max_num_train_steps)
             updates_per_epoch = lengths.mean_updates(num_epochs)
-        processes = self.num_processes
+        processes = self.setup.num_processes
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=training.batch_size,
@@ -198,10 +203,10 @@ class Engine:
             eval_total_batch_size=evaluation.batch_size * processes,
             num_update_steps_per_epoch=updates_per_epoch,
             max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=self.accelerator.is_local_main_process,
-            is_world_process_zero=self.accelerator.is_main_process,
+            is_local_process_zero=self.setup.accelerator.is_local_main_process,
+            is_world_process_zero=self.setup.accelerator.is_main_process,
             is_distributed=processes > 1,
-            mixed_precision=_accelerate.computed_precision(self.accelerator),
+            mixed_precision=_accelerate.computed_precision(self.setup.accelerator),
             num_processes=processes,
             gradient_clip_norm=self.gradient_clip_norm,
             seed=self.resumption.seed,
@@ -213,22 +218,12 @@ class Engine:
         Args:
             optimizers: All optimizers of the run.
         """
-        self.placed.callback(self.optimizer_modes.end)
-        self.optimizer_modes.train(optimizers)
-
-    @contextmanager
-    def evaluating(self, stage: Stage) -> Generator[None]:
-        """Within the context, keep the means of the training apart, and have the weights that are evaluated.
-
-        Args:
-            stage: What the run is in meanwhile.
-        """
-        with temporarily(self.progress, stage=stage), self.separate_means(), self.optimizer_modes.evaluating():
-            yield
+        self.placed.callback(self.setup.optimizer_modes.end)
+        self.setup.optimizer_modes.train(optimizers)
 
     def separate_means(self) -> AbstractContextManager[None]:
         """Return a context in which losses and logged values belong to something else, such as an evaluation."""
-        return temporarily(self, means=StepMeans(exact=self.reproducible))
+        return temporarily(self, means=StepMeans(exact=self.setup.reproducible))
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:
@@ -237,7 +232,7 @@ class Engine:
         Args:
             trainer: The trainer.
         """
-        scaler = self.accelerator.scaler
+        scaler = self.setup.accelerator.scaler
         of_scaler = None if scaler is None else scaler.state_dict()
         try:
             with attributes_kept(trainer, self, self.checkpointer), self.separate_means():

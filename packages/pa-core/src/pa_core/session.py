@@ -1,17 +1,19 @@
-"""What the loops of ``Trainer`` and ``Run`` have in common: events, epochs, updates, evaluations and safe points."""
+"""One run of a ``Trainer`` or a ``Run``: its events, epochs, evaluations and safe points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from pa_core import distributed, reproducible_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
@@ -21,20 +23,21 @@ from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
 from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
+from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.default_step import no_sample_counted
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
-from pa_core.engine import Engine
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.exchange import Exchange
 from pa_core.first_updates import OwnSteps
 from pa_core.micro_batches import MicroBatch, micro_batches
 from pa_core.model_tensors import unwrap_model
 from pa_core.parts import Part
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.progress import Phase, Stage
-from pa_core.run_arguments import RunArguments
+from pa_core.run_arguments import NO_ARGUMENTS, RunArguments
+from pa_core.run_descriptions import describe_course
+from pa_core.setup import RunState, Setup
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import cache_folder, local_folders, save_dirs_of
@@ -46,31 +49,50 @@ from pa_data.rng import restored_rng_states
 _END: Any = object()
 
 
-class Loop:
-    """Gives a training loop its data, its events, its agreement and its training states.
+@dataclass(frozen=True, kw_only=True)
+class TrainingHooks:
+    """What a trainer does in its own way in all of its runs; the defaults are for a script that writes its own loop.
 
-    Args:
-        trainer: The trainer.
-        engine: Its parts.
+    Attributes:
         pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
         overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
         looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
         looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
+        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
         update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
             gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
             optimizers do by themselves.
         compute: Computes the gradients of a batch, and returns its loss; None where only the script does.
+    """
+
+    pads: bool = False
+    overlaps: bool = False
+    looks_at_gradients: bool = False
+    looks_at_optimizer: bool = False
+    steps_scheduler_itself: bool = False
+    update_weights: Callable[[Part, bool], None] | None = None
+    compute: Callable[[Any], Tensor] | None = None
+
+
+class Session(RunState):
+    """One run: gives its loop data, events, agreement and training states, and is dropped when the next one begins.
+
+    Args:
+        trainer: The trainer.
+        setup: What the trainer is made with.
+        hooks: What the trainer does in its own way.
+        arguments: What the run is to do; by default nothing, before the first run.
+        parts: What the run trains, by the name of the optimizer.
+        eval_sets: What the run evaluates.
 
     Attributes:
         trainer: As passed.
-        engine: As passed.
-        arguments: The arguments of the run.
+        hooks: As passed.
+        arguments: As passed.
+        update_weights: That of the hooks, or what optimizers do by themselves.
         count: What counts the batches of a custom loader in the training of an epoch.
         num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
         updates_of_batch: How many updates were made of the current batch of the training loader.
-        exchange: What makes one update of what the processes have computed.
-        overlaps: As passed.
-        update_weights: As passed, or what is called in its place.
         has_padding_batches: Whether a process without a sample is given the batch of another one.
         keeps_batch: Whether a batch may be needed later as a padding batch.
         own_steps: What finds steps of a script that the run makes, too.
@@ -80,30 +102,37 @@ class Loop:
     def __init__(
         self,
         trainer: AnyTrainer,
-        engine: Engine,
-        *,
-        pads: bool = False,
-        overlaps: bool = False,
-        looks_at_gradients: bool = False,
-        looks_at_optimizer: bool = False,
-        update_weights: Callable[[Part, bool], None] | None = None,
-        compute: Callable[[Any], Tensor] | None = None,
+        setup: Setup,
+        hooks: TrainingHooks,
+        arguments: RunArguments = NO_ARGUMENTS,
+        parts: Mapping[str, Part] = MappingProxyType({}),
+        eval_sets: EvaluationSets | None = None,
     ) -> None:
         self.trainer = trainer
-        self.engine = engine
-        self.arguments: RunArguments = RunArguments(call="", per_device_batch_size=1)
+        super().__init__(setup, parts, eval_sets or EvaluationSets())
+        self.hooks = hooks
+        self.arguments = arguments
+        self.update_weights: Callable[[Part, bool], None] = hooks.update_weights or self._update_by_optimizers
+        self.gradient_clip_norm = arguments.gradient_clip_norm
         self.count: BatchCount | None = None
-        self.update_weights: Callable[[Part, bool], None] = update_weights or self._update_by_optimizers
-        self._pads, self._compute = pads, compute
         self.has_padding_batches: bool = False
         self.keeps_batch: bool = False
-        self.exchange: Exchange = engine.exchange
-        self.overlaps: bool = overlaps
         self._is_rehearsed = False
-        self.own_steps: OwnSteps = OwnSteps(trainer, engine, looks_at_gradients, looks_at_optimizer)
+        self.own_steps: OwnSteps = OwnSteps(
+            trainer,
+            self,
+            looks_at_gradients=hooks.looks_at_gradients,
+            looks_at_optimizer=hooks.looks_at_optimizer,
+            steps_scheduler_itself=hooks.steps_scheduler_itself,
+        )
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_empty: list[Tensor] = []
+
+    @override
+    def describe_course(self) -> dict[str, object]:
+        """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
+        return describe_course(self.trainer, self.progress, is_training=self.running == "train")
 
     def finish_init(self) -> None:
         """End the constructor: from here on, what a subclass or a script sets is its own."""
@@ -126,7 +155,7 @@ class Loop:
             StopTrainingError: A callback requested a stop, in a run of one process.
         """
         stops = False
-        trainer, rank_sync = self.trainer, self.engine.rank_sync
+        trainer, rank_sync = self.trainer, self.rank_sync
         name = event if isinstance(event, str) else event.__name__
         for listener in trainer.callback_handler.heard.get(name, ()):
             try:
@@ -137,7 +166,7 @@ class Loop:
                 rank_sync.note_stop(error)
                 stops = True
             except EvaluationInterrupted:
-                if not self.engine.checkpointer.is_between_steps:
+                if not self.checkpointer.is_between_steps:
                     raise
         if stops:
             rank_sync.stop_if_alone()
@@ -151,7 +180,7 @@ class Loop:
         try:
             hook()
         except StopTrainingError as error:
-            self.engine.rank_sync.ask_to_stop(error)
+            self.rank_sync.ask_to_stop(error)
 
     def call_together(
         self,
@@ -168,7 +197,7 @@ class Loop:
             describe: Returns what must be the same on all processes afterwards; None for what must stay so.
             **kwargs: Passed on.
         """
-        with self.engine.rank_sync.together(describe):
+        with self.rank_sync.together(describe):
             if hook is not None:
                 hook()
             self.call(event, **kwargs)
@@ -223,13 +252,13 @@ class Loop:
             kwargs: The requested arguments.
             allows_empty_shares: Whether a process may have no sample in a step.
         """
-        return self.engine.loaders.create(
+        return self.setup.loaders.create(
             dataset,
             purpose,
             defaults,
             kwargs,
             collate_fn=self.trainer.collate_fn,
-            seed=self.engine.resumption.seed,
+            seed=self.resumption.seed,
             allows_empty_shares=allows_empty_shares,
         )
 
@@ -242,7 +271,7 @@ class Loop:
         trainer = self.trainer
         if arguments.resume_from is not None:
             trainer.resume_from = cache_folder(arguments.resume_from, local_folders(trainer.callback_handler.callbacks))
-        self.engine.resumption.find(trainer, arguments.resume_from, arguments.resume_missing)
+        self.resumption.find(trainer, arguments.resume_from, arguments.resume_missing)
 
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
@@ -266,7 +295,7 @@ class Loop:
         """
         from pa_core.fitting import BatchSizeFitting  # few runs need it
 
-        trainer, engine = self.trainer, self.engine
+        trainer = self.trainer
         if trainer.is_sharded or self.exchange.is_exact:
             kind = (
                 "A sharded model is called together"
@@ -276,21 +305,21 @@ class Loop:
             raise UnsupportedConfigurationError(
                 f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
             )
-        engine.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
+        self.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
         data = [held for one in arguments.data for held in one.held]
-        with nullcontext() if try_update is None else engine.dry_run(trainer, data):
+        with nullcontext() if try_update is None else self.dry_run(trainer, data):
             if start is not None:
                 start()
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, MoveModulesToDeviceCallback):
                         callback.on_training_run_start(trainer)
-            engine.train_optimizers(trainer.named_optimizers().values())
-            sizes = engine.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
-        engine.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
+            self.train_optimizers(trainer.named_optimizers().values())
+            sizes = self.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
+        self.setup.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
         loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
         given = [one.loader for one in arguments.data]
         if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
-            engine.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
+            self.setup.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
         return replace(arguments, per_device_batch_size=min(sizes))
 
     def placeholder_values(self) -> dict[str, float]:
@@ -308,7 +337,7 @@ class Loop:
         """Raise an error for schedulers that cannot be stepped in the way that was requested."""
         schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
-            is_overridden = name == "scheduler" and self.engine.steps_scheduler_itself
+            is_overridden = name == "scheduler" and self.hooks.steps_scheduler_itself
             self.arguments.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
 
     def check_length_of_schedules(self) -> None:
@@ -316,9 +345,9 @@ class Loop:
         trainer, config = self.trainer, self.trainer.run_config
         updates = (config.max_num_train_steps or 0) - trainer.num_updates_completed
         steps = self.arguments.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
-        is_resumed = self.engine.resumption.saved is not None
+        is_resumed = self.resumption.saved is not None
         for name, scheduler in trainer.named_schedulers().items():
-            if name != "scheduler" or not self.engine.steps_scheduler_itself:
+            if name != "scheduler" or not self.hooks.steps_scheduler_itself:
                 scheduler_stepping.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
 
     def reset_history(self) -> None:
@@ -328,22 +357,22 @@ class Loop:
 
     def resume(self) -> None:
         """Restore everything of a saved run but what callbacks set up when the run starts."""
-        engine, stepping = self.engine, self.arguments.stepping
-        resumption = engine.resumption
-        engine.train_optimizers(self.trainer.named_optimizers().values())
+        stepping = self.arguments.stepping
+        resumption = self.resumption
+        self.train_optimizers(self.trainer.named_optimizers().values())
         resumption.note_settings(self.trainer, str(stepping), stepping.count)
         resumption.restore(
             self.trainer,
-            scaler=engine.accelerator.scaler,
-            objects=engine.checkpointer.registered,
+            scaler=self.setup.accelerator.scaler,
+            objects=self.checkpointer.registered,
             allowed=self.arguments.resume_allow,
         )
-        engine.optimizer_modes.train_again()
+        self.setup.optimizer_modes.train_again()
         if resumption.saved is not None:
-            for name, trained in engine.trained.items():
-                trained.accumulation.reference_items = resumption.saved.nominal_items.get(name)
+            for name, part in self.parts.items():
+                part.accumulation.reference_items = resumption.saved.nominal_items.get(name)
 
-        engine.checkpointer.note_layers(self.trainer)
+        self.checkpointer.note_layers(self.trainer)
 
     def begin(self, hook: Callable[[], None] | None = None, describe: Describe | None = None) -> None:
         """Call the first events of the training, and note what the script keeps when all of them were called.
@@ -353,7 +382,7 @@ class Loop:
             describe: Returns what must be the same on all processes afterwards.
         """
         self.call_together(TrainerCallback.on_training_run_start, hook, describe)
-        self.engine.checkpointer.note_start(self.trainer)
+        self.checkpointer.note_start(self.trainer)
 
     # The end of a run
 
@@ -363,17 +392,16 @@ class Loop:
         Args:
             hook: The method of the trainer that is called before the event.
         """
-        engine = self.engine
         self.exchange.drop_update()
-        engine.optimizer_modes.end()
+        self.setup.optimizer_modes.end()
         if hook is not None:
             hook()
         self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
-        if isinstance(engine.rank_sync.stop, NonFiniteLossError):
-            engine.checkpointer.end(engine.rank_sync.stop, self.trainer.device)
-            engine.checkpointer.drop_requests(engine.rank_sync.stop)
+        if isinstance(self.rank_sync.stop, NonFiniteLossError):
+            self.checkpointer.end(self.rank_sync.stop, self.trainer.device)
+            self.checkpointer.drop_requests(self.rank_sync.stop)
         else:
-            engine.resumption.finish(self.trainer)
+            self.resumption.finish(self.trainer)
             self.checkpoint_if_requested(Phase.COMPLETE)
 
     # Epochs
@@ -381,13 +409,13 @@ class Loop:
     @property
     def is_at_last_update(self) -> bool:
         """Whether all updates are made, perhaps mid-epoch."""
-        return self.engine.progress.updates == self.trainer.run_config.max_num_train_steps
+        return self.progress.updates == self.trainer.run_config.max_num_train_steps
 
     def remaining_epochs(self) -> Iterator[int]:
         """Iterate over the numbers of the epochs that are left, from 0."""
-        for epoch in self.engine.resumption.remaining_epochs(self.trainer):
-            self.engine.checkpointer.next_phase = None
-            self.engine.progress.epoch_under_way = epoch
+        for epoch in self.resumption.remaining_epochs(self.trainer):
+            self.checkpointer.next_phase = None
+            self.progress.epoch_under_way = epoch
             yield epoch
 
     def finish_epoch(
@@ -399,24 +427,24 @@ class Loop:
             hook: The method of the trainer that is called before the event.
             step_schedulers: Steps all schedulers; None for the schedulers of what is trained, one after the other.
         """
-        engine, trainer = self.engine, self.trainer
-        engine.progress.epochs += 1
+        trainer = self.trainer
+        self.progress.epochs += 1
         # The last update may have cut the epoch short, which a longer run would bring to its end.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
         self.own_steps.require_positions(self.arguments.stepping)
         if self.arguments.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
-            with engine.rank_sync.together():
+            with self.rank_sync.together():
                 if step_schedulers is not None:
                     step_schedulers()
                 else:
-                    for trained in engine.trained.values():
-                        self.step_schedulers(trained)
+                    for part in self.parts.values():
+                        self.step_schedulers(part)
         self.own_steps.note_positions(self.arguments.stepping)
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
-        engine.progress.epoch_under_way = None
-        engine.checkpointer.check_layers(trainer)
+        self.progress.epoch_under_way = None
+        self.checkpointer.check_layers(trainer)
         self.checkpoint_if_requested(Phase.EPOCH)
 
     def set_back_by_one_epoch(self) -> AbstractContextManager[None]:
@@ -434,19 +462,18 @@ class Loop:
             train_dl: The loader of the epoch.
             hook: The method of the trainer that is called before the event.
         """
-        engine = self.engine
-        engine.means.reset()
-        engine.progress.start_epoch()
-        for trained in engine.trained.values():
-            trained.accumulation.items = 0.0
+        self.means.reset()
+        self.progress.start_epoch()
+        for part in self.parts.values():
+            part.accumulation.items = 0.0
         if hook is not None:
             self.call_hook(hook)
         self.call(TrainerCallback.on_train_epoch_start)
         self.exchange.start_epoch(self.trainer.named_models)
         self._resume_steps(train_dl)
         self.own_steps.start_epoch(self.arguments.stepping)
-        self.count = engine.loaders.count_batches(train_dl, "training")
-        engine.progress.stage = Stage.TRAINING
+        self.count = self.setup.loaders.count_batches(train_dl, "training")
+        self.progress.stage = Stage.TRAINING
 
     def batches(self, train_dl: SizedIterable) -> Iterator[tuple[MicroBatch, Any]]:
         """Iterate over the batches that are left of the epoch, each with its place in its update.
@@ -454,13 +481,13 @@ class Loop:
         Args:
             train_dl: The loader of the epoch.
         """
-        engine, count, config = self.engine, self.count, self.trainer.run_config
-        engine.progress.resumed_steps = steps_done = engine.progress.steps_in_epoch
+        count, config = self.count, self.trainer.run_config
+        self.progress.resumed_steps = steps_done = self.progress.steps_in_epoch
         if self.is_at_last_update:  # the run had its last update before it was interrupted
             return iter(())
-        for trained in engine.trained.values():
-            trained.accumulation.counts_samples = count is not None and count.expected is None
-        self.has_padding_batches = self._pads or any(one.is_sharded for one in engine.trained.values())
+        for part in self.parts.values():
+            part.accumulation.counts_samples = count is not None and count.expected is None
+        self.has_padding_batches = self.hooks.pads or any(one.is_sharded for one in self.parts.values())
         self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
@@ -475,21 +502,21 @@ class Loop:
 
     def _rehearsed(self, batches: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
         """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
-        if self._compute is None or self._is_rehearsed or not self.exchange.is_exact:
+        if self.hooks.compute is None or self._is_rehearsed or not self.exchange.is_exact:
             return batches
         started: list[tuple[MicroBatch, Any]] = []
         for part, batch in batches:
             started.append((part, batch))
             if part.micro_batch is not None:
                 self._is_rehearsed = True
-                self._rehearse(part, batch, self._compute)
+                self._rehearse(part, batch, self.hooks.compute)
                 break
         return chain(started, batches)
 
     def _rehearse(self, part: MicroBatch, batch: Any, compute: Callable[[Any], Tensor]) -> None:
         from pa_core.rehearsal import Rehearsal  # nothing else needs it
 
-        trainer, engine = self.trainer, self.engine
+        trainer = self.trainer
         roots: dict[str, object] = {**trainer.named_models(), **trainer.modules, "trainer": trainer}
         if trainer.loss_func is not None:
             roots["loss_func"] = trainer.loss_func
@@ -497,26 +524,26 @@ class Loop:
 
         @contextmanager
         def in_turn() -> Generator[None]:
-            with self.exchange.repeating(part), engine.means.step():
+            with self.exchange.repeating(part), self.means.step():
                 yield
 
-        with restored(roots, engine.device), engine.kept(trainer):
+        with restored(roots, self.setup.device), self.kept(trainer):
             Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
 
     def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
         """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
-        loader = self.engine.resumption.loaders.custom_state(train_dl)
+        loader = self.resumption.loaders.custom_state(train_dl)
         if loader is None:
             return batches_on_device(train_dl, self.trainer.device)
         limit = batches_of_slices(train_dl)
         batches = self._leaving_safe_point(loader.batches())
-        return islice(batches, None if limit is None else max(0, limit - self.engine.progress.resumed_steps))
+        return islice(batches, None if limit is None else max(0, limit - self.progress.resumed_steps))
 
     def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Fetching a batch of a custom data loader changes what the state holds of it."""
         for batch in batches:
             yield batch
-            self.engine.checkpointer.next_phase = None
+            self.checkpointer.next_phase = None
 
     def finish_training(
         self, hook: Callable[[], None] | None = None, *, with_loss: bool = True, requires_loss: bool = False
@@ -528,19 +555,18 @@ class Loop:
             with_loss: Whether the loss is recorded, if there was one.
             requires_loss: Whether an epoch without a loss is an error.
         """
-        engine = self.engine
-        engine.checkpointer.next_phase = None
+        self.checkpointer.next_phase = None
         self.own_steps.stop()
         self.exchange.end_epoch()
-        engine.last_batch = None
-        engine.means.end_step()
+        self.last_batch = None
+        self.means.end_step()
         if hook is not None:
             self.call_hook(hook)
-        engine.rank_sync.stop_if_alone()
+        self.rank_sync.stop_if_alone()
         self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):  # how large a part each source of a mixture has had
-            for source, share in loader.order.shares(engine.progress.samples_in_epoch).items():
+            for source, share in loader.order.shares(self.progress.samples_in_epoch).items():
                 self.trainer.run_history.update_metric(f"train_share_{source}_epoch", share)
         self.call_together(TrainerCallback.on_train_epoch_end)
 
@@ -555,20 +581,19 @@ class Loop:
             with_loss: Whether the loss is recorded, if there was one.
             requires_loss: Whether an epoch without a loss is an error.
         """
-        engine = self.engine
-        engine.progress.stage = Stage.EPOCH_END
+        self.progress.stage = Stage.EPOCH_END
         missing = 0.0 if count is None else count.missing
-        missing = engine.rank_sync.add_up(engine.means, missing)
-        has_loss = engine.means.losses.running_count > 0
+        missing = self.rank_sync.add_up(self.means, missing)
+        has_loss = self.means.losses.running_count > 0
         if count is not None:
-            engine.loaders.check_count(count, missing, is_empty=not has_loss and len(engine.means) == 0)
+            self.setup.loaders.check_count(count, missing, is_empty=not has_loss and len(self.means) == 0)
         # A run that is made longer may have ended with the last batch of a stream, which shows only now.
         was_over = count is not None and count.expected is None and count.given > 0
         if requires_loss and not has_loss and not was_over:
             raise no_sample_counted(loss_name)
         if with_loss and has_loss:
-            self.trainer.run_history.update_metric(loss_name, engine.means.losses.average)
-        engine.means.record(self.trainer.run_history, loss_name)
+            self.trainer.run_history.update_metric(loss_name, self.means.losses.average)
+        self.means.record(self.trainer.run_history, loss_name)
 
     # Updates
 
@@ -586,13 +611,13 @@ class Loop:
         """
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):
-            return loader.fetch_for(place.step - 1 - self.engine.progress.resumed_steps, rank=0)
-        if self.engine.last_batch is None:
+            return loader.fetch_for(place.step - 1 - self.progress.resumed_steps, rank=0)
+        if self.last_batch is None:
             raise UnsupportedConfigurationError(
                 "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
                 "loader with samples for each process."
             )
-        return self.engine.last_batch
+        return self.last_batch
 
     def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
         self.clip(part.parameters)
@@ -644,15 +669,19 @@ class Loop:
         Args:
             stage: What the run is in meanwhile.
         """
-        trainer, engine = self.trainer, self.engine
-        engine.require_between_steps("An evaluation")
+        trainer = self.trainer
+        self.require_between_steps("An evaluation")
         wrapped = trainer.model
         models = {**trainer.named_models(), "model": wrapped, **trainer.modules}
         modes = [(module, module.training) for model in models.values() for module in model.modules()]
         trainer.model = unwrap_model(wrapped)
         try:
-            with engine.evaluating(stage):
-                if engine.shares_buffers:
+            with (
+                temporarily(self.progress, stage=stage),
+                self.separate_means(),
+                self.setup.optimizer_modes.evaluating(),
+            ):
+                if self.shares_buffers:
                     for model in trainer.named_models().values():
                         distributed.broadcast_buffers(model)
                 yield
@@ -692,12 +721,12 @@ class Loop:
                 last = batch
                 yield batch
                 continue
-            with self.is_padding_batch():
+            with self.in_padding_batch():
                 yield last
 
-    def is_padding_batch(self) -> AbstractContextManager[None]:
+    def in_padding_batch(self) -> AbstractContextManager[None]:
         """Return a context in which what is computed has no weight."""
-        return temporarily(self.engine, is_padding_batch=True)
+        return temporarily(self, is_padding_batch=True)
 
     @contextmanager
     def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
@@ -707,7 +736,7 @@ class Loop:
             names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
         """
         try:
-            with self.engine.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
+            with self.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
                 yield
         except EvaluationInterrupted:
             self.checkpoint_if_requested(Phase.EVALUATION)
@@ -720,19 +749,18 @@ class Loop:
         Args:
             phase: What comes next.
         """
-        engine = self.engine
-        engine.checkpointer.next_phase = phase
-        if engine.rank_sync.is_pending:
-            engine.checkpointer.checkpoint(self.trainer, self.call)
+        self.checkpointer.next_phase = phase
+        if self.rank_sync.is_pending:
+            self.checkpointer.checkpoint(self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
         """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
-        resumption, trainer = self.engine.resumption, self.trainer
+        resumption, trainer = self.resumption, self.trainer
         phase = resumption.resume_steps(
             trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_skipped, steps=steps)
         )
         if phase is Phase.INTERMEDIATE_EVALUATION:
-            with temporarily(self.engine.checkpointer, is_between_steps=True):
+            with temporarily(self.checkpointer, is_between_steps=True):
                 try:
                     trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
                 except EvaluationInterrupted:
