@@ -139,7 +139,7 @@ CHECKS = {
     "killed_files": Check("Killed runs on sharded files.", f"{PYTEST} {CORE}/files --whole-proof -m whole_proof"),
     "limited_memory": Check("Sharding saves memory.", f"{PYTEST} {CORE}/sharding/test_limited_memory.py --whole-proof"),
     "upload_kills": Check("An unreliable store.", f"python -m {SUPPORT}.kills_during_uploads"),
-    "shared_folders": Check("Several runs in one folder.", f"python {STATES}/runs_in_one_folder.py"),
+    "shared_folders": Check("Several runs in one folder.", f"python -m {SUPPORT}.runs_in_one_folder"),
 }
 
 

@@ -33,6 +33,7 @@ from pa_core import (
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
+from tests.support.pa_core.training_states import runs_in_one_folder
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -217,6 +218,23 @@ def test_a_state_that_somebody_takes_away_at_once_ends_the_run(tmp_path: Path, m
     with pytest.raises(CheckpointError, match=r"not there any more[\s\S]*states"):
         train(make_trainer(SaveTrainingStateCallback(states, save_every_n_steps=2)))
     assert updates_in(kept) == [2]
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("states", {"stop_on_signals": ("SIGTREM",)}, "SIGTREM"),
+    ("states", {"save_every_n_seconds": 0}, "save_every_n_seconds must be .* got 0"),
+    ("states", {"save_every_n_steps": 0}, "save_every_n_steps"),
+    ("s3://bucket/states", {}, "upload_to=.s3://bucket/states."),
+    ("states", {"upload_to": "bucket/states"}, "s3://"),
+    ("states", {"upload_to": "s3://bucket", "upload_errors": "ignore"}, ".raise."),
+]
+
+
+@pytest.mark.parametrize(("folder", "options", "message"), REFUSED)
+def test_arguments_that_cannot_work_are_refused(folder: str, options: dict[str, Any], message: str) -> None:
+    """When the callback is made, with what was given."""
+    with pytest.raises(ConfigurationError, match=message):
+        SaveTrainingStateCallback(folder, **options)
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tmp_path: Path) -> None:
@@ -607,16 +625,14 @@ def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run
     assert Folder(tmp_path / "kept").newest_readable(load)[0] is not None
 
 
-_SCRIPT = Path(__file__).with_name("runs_in_one_folder.py")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_no_run_takes_or_loses_a_state_in_a_folder_that_others_want_too(launch: Launch) -> None:
     """In 4 folders two to four runs start at random moments, some are killed, and one more comes to the right end.
 
     `nox -s shared_folders` does so in 200.
     """
-    launched = launch(_SCRIPT, "4", "7")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    launched = launch(Path(runs_in_one_folder.__file__), "4", "7", env=path)
 
     assert launched.status == 0
     assert "4 tries" in launched.output

@@ -18,9 +18,9 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from pa_checkpoint import _remote_folder as object_store
 from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
+from tests.support.forks import start
 from tests.support.pa_core.training_states.small_runs import make_trainer, train
 
 _RATE = 0.02
@@ -100,24 +101,6 @@ def run(folder: Path, machine: Path, board: Board, faults: Faults | None) -> Non
     (folder / "end.json").write_text(json.dumps(end))
 
 
-def start(folder: Path, machine: Path, board: Board, faults: Faults | None) -> int:
-    """Start the script in a process of its own, whose output goes to a file."""
-    process = os.fork()
-    if process == 0:
-        try:
-            descriptor = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            run(folder, machine, board, faults)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-    return process
-
-
 def attempt(folder: Path, machine: Path, board: Board, choice: random.Random) -> bool:
     """Start the script, kill it perhaps, and return whether it was killed."""
     from_outside = choice.random() < 0.5
@@ -125,7 +108,7 @@ def attempt(folder: Path, machine: Path, board: Board, choice: random.Random) ->
     faults = Faults(fault_rates(KINDS, _RATE), random.Random(choice.random()), listing_lag=4)
     faults.dies_at = None if from_outside else requests
     output = folder / "output.txt"
-    process = start(folder, machine, board, faults)
+    process = start(partial(run, folder, machine, board, faults), output)
     if from_outside:
         while not board.begun.value and os.waitpid(process, os.WNOHANG) == (0, 0):
             time.sleep(0.001)
@@ -166,7 +149,8 @@ def survive(folder: Path, board: Board, choice: random.Random, most_kills: int) 
 
 def run_to_end(folder: Path, machine: Path, board: Board) -> None:
     """Run the script in a process that nothing hits."""
-    _, status = os.waitpid(start(folder, machine, board, None), 0)
+    process = start(partial(run, folder, machine, board, None), folder / "output.txt")
+    _, status = os.waitpid(process, 0)
     assert status == 0, (folder / "output.txt").read_text()
 
 

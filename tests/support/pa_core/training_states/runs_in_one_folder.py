@@ -1,6 +1,6 @@
 """Start two to four runs in one folder of states at random moments, kill some of them, and see what is left.
 
-`python packages/pa-core/tests/training_states/runs_in_one_folder.py 200` does so 200 times, and prints how the runs
+`python -m tests.support.pa_core.training_states.runs_in_one_folder 200` does so 200 times, and prints how the runs
 ended. All of them are the same script: whichever finds the folder free resumes from the newest state in it, or begins
 anew; one in four resumes from an older one. After each try one more run, alone, has to come to the end, bit for bit as
 if nothing had happened.
@@ -16,9 +16,8 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,12 +36,13 @@ from pa_checkpoint._files import discard
 from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.forks import start
 
 UPDATES = 12
 SECONDS_OF_UPDATE = 0.02
 SECONDS_TO_START = 0.4
 SECONDS_TO_LIVE = 0.8
-COMPLETE, REFUSED, TOO_LATE, FAILED = 0, 10, 11, 12
+COMPLETE, REFUSED, TOO_LATE = 0, 10, 11
 
 
 @dataclass(frozen=True)
@@ -136,28 +136,6 @@ def train(folder: Path, result: Path, resume_from: Path, keep: int | None, worke
     torch.save(trainer.model.state_dict(), result)
 
 
-def start(function: Callable[[], None], output: Path) -> int:
-    """Run a function in another process, whose output goes to a file."""
-    process = os.fork()
-    if process:
-        return process
-    status = FAILED
-    try:
-        with output.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        function()
-        status = COMPLETE
-    except FolderInUseError:
-        status = REFUSED
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
 @dataclass
 class Contestant:
     """One of the runs of a try: when it starts, how, and when it is killed, in seconds from the beginning."""
@@ -181,6 +159,8 @@ class Contestant:
             if older:
                 diary.note("branched off", resume_from)
             train(folder, result, resume_from, self.keep, self.workers, asynchronous=self.asynchronous)
+        except FolderInUseError:
+            os._exit(REFUSED)
         except CheckpointError:
             if not older or resume_from.exists():
                 raise
