@@ -136,6 +136,15 @@ def shared_tmp_path(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def processes() -> None:
+    """The processes have found each other, by the means of torch alone."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
 def _runs_tests(config: pytest.Config) -> bool:
     """Not where this process only hands tests to others: it would import torch before they may start."""
     return not config.pluginmanager.hasplugin("dsession")
