@@ -22,6 +22,8 @@ from pa_distributed._torch import store_of_processes
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
 """At first and at most."""
+_SHARE_OF_WAIT: Final = 0.1
+"""How much longer a wait may take for looking seldom."""
 
 _COME: Final = "has come"
 
@@ -78,13 +80,14 @@ class RankMessages:
         Raises:
             OtherProcessError: That process sends no heartbeat any more, or the one that keeps the messages is gone.
         """
-        pause, longest = _SECONDS_BETWEEN_LOOKS
+        shortest, longest = _SECONDS_BETWEEN_LOOKS
+        started = time.monotonic()
         with _explained():
             while not self._store.check([key]):
                 if rank != self.rank and self._signs.of_others()[rank].silent > _SECONDS_UNTIL_GONE:
                     raise _missing(rank, f"which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds")
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
+                waited = time.monotonic() - started
+                time.sleep(min(max(shortest, _SHARE_OF_WAIT * waited), longest))
             return self._store.get(key).decode()
 
     def wait_for_all(self) -> None:
