@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from pa_data._fetching import EpochProgress, SampleFetcher, move_to_device, prefetched
-from pa_data._requested_loader import RequestedDataLoader
+from pa_data._requested_loader import LoadingOptions, RequestedDataLoader
 from pa_data._split import BatchSplit, EpochBatches, EpochPlan, EvalSplit, Split, UpdateSplit
 from pa_data._streams import SizedStream
 from pa_data.errors import DataError, EmptyDatasetError
@@ -101,11 +100,14 @@ def _check_fixed_batches(
         raise DataError("An evaluation with fixed batches drops none: leave out drop_last=True.")
 
 
-def _check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
+def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_order: bool) -> None:
     """Raise an error for options that contradict each other or the promise of an order."""
+    if unknown := options.keys() - LoadingOptions.__annotations__.keys():
+        raise TypeError(f"A keyed loader takes no {', '.join(sorted(unknown))}: its order says which samples come.")
     if not 0 <= rank < num_processes:
         raise DataError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
-    if timeout > 0 and num_workers == 0:
+    timeout = options.get("timeout", 0)
+    if timeout > 0 and options.get("num_workers", 0) == 0:
         raise DataError(f"A timeout is for workers: leave out {timeout=}, or pass num_workers.")
     if not in_order:
         raise DataError("A keyed loader yields its batches in order: leave out in_order=False.")
@@ -217,25 +219,16 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         num_processes: int = 1,
         device: torch.device | str | int | None = None,
         drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
         keyed_augmentation: bool = True,
         whole_batches: bool | None = None,
         algorithm: str | None = None,
         order: Order | None = None,
-        pin_memory: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: str | BaseContext | None = None,
-        generator: torch.Generator | None = None,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
         in_order: bool = True,
         samples_per_update: int | None = None,
         fixed_batches: bool = False,
+        **options: Unpack[LoadingOptions],
     ) -> None:
-        _check_options(rank, num_processes, num_workers, timeout, in_order)
+        _check_options(rank, num_processes, options, in_order)
         check_order(order)
         if order is not None and algorithm is not None:
             raise _two_orders(order, algorithm)
@@ -244,7 +237,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
         reads_stream = isinstance(dataset, IterableDataset)
         if reads_stream:
-            _check_stream(self.given_order, persistent_workers)
+            _check_stream(self.given_order, options.get("persistent_workers", False))
         if fixed_batches:
             _check_fixed_batches(self.given_order, split, samples_per_update, keyed_augmentation, drop_last)
         if self.given_order.makes_batches:
@@ -280,16 +273,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             self._batches,
             keyed_augmentation=keyed_augmentation,
             whole_batches=whole_batches,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
+            **options,
         )
         # With a batch sampler torch forgets the first two, and refuses to have any of them set.
         vars(self).update(batch_size=batch_size, drop_last=drop_last, dataset=dataset)
