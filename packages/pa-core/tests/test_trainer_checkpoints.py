@@ -234,34 +234,6 @@ def test_where_no_file_can_be_written_the_error_says_so(tmp_path: Path) -> None:
         trainer.save_checkpoint(tmp_path / "file" / "checkpoint.pt")
 
 
-def assert_nothing_was_loaded(trainer: Trainer[Any], path: Path, **kwargs: bool) -> CheckpointError:
-    """Loading fails, and weights, buffers, momentum and schedule are what they were."""
-    before = state_of(trainer)
-    with pytest.raises(CheckpointError, match="nothing was loaded") as caught:
-        trainer.load_checkpoint(path, **kwargs)
-    assert same(state_of(trainer), before)
-    train(trainer)
-    return caught.value
-
-
-def test_an_optimizer_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    """The weights would fit, but a checkpoint is loaded whole or not at all."""
-    saved = make_trainer()
-    saved.optimizer = SGD([{"params": [parameter]} for parameter in saved.model.parameters()], lr=0.1)
-    train(saved)
-    saved.save_checkpoint(tmp_path / "checkpoint.pt")
-    trainer = make_trainer(seed=1)
-    train(trainer)
-
-    error = assert_nothing_was_loaded(trainer, tmp_path / "checkpoint.pt")
-
-    assert "it has 6 groups, not 1" in error.given
-    assert error.problem == "The state does not fit this SGD; nothing was loaded."
-    assert "load_optimizer=False" in error.do
-    trainer.load_checkpoint(tmp_path / "checkpoint.pt", load_optimizer=False)
-    assert same(trainer.model.state_dict(), saved.model.state_dict())
-
-
 class Demanding(lr_scheduler.StepLR):
     """A scheduler that changes itself before it finds that a state is not its own."""
 
@@ -272,31 +244,48 @@ class Demanding(lr_scheduler.StepLR):
             raise KeyError("no")
 
 
-def test_a_scheduler_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    """Also where the scheduler finds out while it is loading, and where the optimizer would have fitted."""
-    saved_at(tmp_path / "checkpoint.pt")
+def with_other_groups() -> Trainer[nn.Module]:
+    """A trainer whose optimizer has a group for each parameter."""
+    trainer = make_trainer(seed=1)
+    trainer.optimizer = SGD([{"params": [parameter]} for parameter in trainer.model.parameters()], lr=0.1)
+    train(trainer)
+    return trainer
+
+
+def with_other_scheduler() -> Trainer[nn.Module]:
+    """A trainer whose scheduler finds out while it is loading, when the optimizer would have fitted."""
     trainer = make_trainer(seed=1)
     trainer.train(DATA, 1, create_scheduler_fn=partial(Demanding, step_size=7))
-
-    error = assert_nothing_was_loaded(trainer, tmp_path / "checkpoint.pt")
-
-    assert "scheduler_state_dict" in error.given
-    assert "load_scheduler=False" in error.do
+    return trainer
 
 
-def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path) -> None:
-    """A checkpoint with the state of an optimizer needs one, unless it is left out."""
-    saved = saved_at(tmp_path / "checkpoint.pt")
-    model = TinyClassifier(batch_norm=True)
-    trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=[])
-    before = copy.deepcopy(model.state_dict())
+def without_optimizer() -> Trainer[nn.Module]:
+    """A trainer of a model alone."""
+    torch.manual_seed(1)
+    return Trainer[nn.Module](TinyClassifier(batch_norm=True), nn.CrossEntropyLoss(), None, callbacks=[])
 
-    with pytest.raises(CheckpointError, match="load_optimizer=False"):
+
+@pytest.mark.parametrize(
+    ("make", "given", "without"),
+    [
+        (with_other_groups, "it has 1 groups, not 6", {"load_optimizer": False, "load_scheduler": False}),
+        (with_other_scheduler, "scheduler_state_dict", {"load_scheduler": False}),
+        (without_optimizer, "optimizer", {"load_optimizer": False}),
+    ],
+)
+def test_a_part_that_does_not_fit_leaves_everything_as_it_was(
+    make: Callable[[], Trainer[nn.Module]], given: str, without: dict[str, bool], tmp_path: Path
+) -> None:
+    """A checkpoint is loaded whole or not at all; the error says what to leave out, and the rest is loaded then."""
+    saved, trainer = saved_at(tmp_path / "checkpoint.pt"), make()
+    parts: list[Any] = [trainer.model, *trainer.named_optimizers().values(), *trainer.named_schedulers().values()]
+    before = copy.deepcopy([one.state_dict() for one in parts])
+    with pytest.raises(CheckpointError, match=f"{next(iter(without))}=False") as caught:
         trainer.load_checkpoint(tmp_path / "checkpoint.pt")
-
-    assert same(dict(model.state_dict()), dict(before))
-    trainer.load_checkpoint(tmp_path / "checkpoint.pt", load_optimizer=False)
-    assert same(dict(model.state_dict()), dict(saved.model.state_dict()))
+    assert given in str(caught.value)
+    assert same([one.state_dict() for one in parts], before)
+    trainer.load_checkpoint(tmp_path / "checkpoint.pt", **without)
+    assert same(dict(trainer.model.state_dict()), dict(saved.model.state_dict()))
 
 
 @pytest.mark.runs_on("two_ranks")
