@@ -40,7 +40,7 @@ from accelerate.utils import (
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
@@ -56,9 +56,11 @@ from pa_core import (
 )
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_data.orders import epoch_order
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.explained import assert_explained
 from tests.support.loops import optimizer_of, train_by_hand, updates_of
 from tests.support.models import weights_of
+from tests.support.pa_core.entries import StepTrainer, squared_error
 from tests.support.sharded_models import whole_weights
 
 DOCS = Path(__file__).parents[3] / "docs" / "beyond-ddp.md"
@@ -282,41 +284,26 @@ def test_split_batches_on_one_process() -> None:
     assert trainer.num_updates_completed == 2
 
 
-def policy_of_torch() -> Any:
-    """In which dtype to compute, as FSDP2 is told."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-
-
-PLUGIN_FIELDS: dict[str, Callable[[], dict[str, Any]]] = {
-    "fsdp_version": lambda: {"fsdp_version": 1},
-    "auto_wrap_policy": lambda: {"auto_wrap_policy": callable},
-    "transformer_cls_names_to_wrap": lambda: {
+CHECKPOINTING = {"activation_checkpointing": True}
+PLUGIN_FIELDS: dict[str, dict[str, Any]] = {
+    "transformer_cls_names_to_wrap": {
         "auto_wrap_policy": "transformer_based_wrap",
         "transformer_cls_names_to_wrap": ["Linear"],
     },
-    "min_num_params": lambda: {"auto_wrap_policy": "size_based_wrap", "min_num_params": 7},
-    "reshard_after_forward": lambda: {"reshard_after_forward": False},
-    "mixed_precision_policy": lambda: {"mixed_precision_policy": policy_of_torch()},
-    "cpu_offload": lambda: {"cpu_offload": True},
-    "ignored_modules": lambda: {"ignored_modules": "head"},
-    "activation_checkpointing": lambda: {"activation_checkpointing": True},
-    "activation_checkpointing_offload": lambda: {
-        "activation_checkpointing": True,
-        "activation_checkpointing_offload": True,
+    "min_num_params": {"auto_wrap_policy": "size_based_wrap", "min_num_params": 7},
+    "activation_checkpointing_offload": {**CHECKPOINTING, "activation_checkpointing_offload": True},
+    **{
+        name: {name: value}
+        for name, value in (
+            *(("fsdp_version", 1), ("auto_wrap_policy", callable), ("reshard_after_forward", False)),
+            *(("mixed_precision_policy", MixedPrecisionPolicy(param_dtype=torch.bfloat16)), ("cpu_offload", True)),
+            *(("ignored_modules", "head"), *CHECKPOINTING.items(), ("cpu_ram_efficient_loading", True)),
+            *(("sync_module_states", True), ("use_orig_params", True), ("backward_prefetch", "BACKWARD_PRE")),
+            *(("limit_all_gathers", False), ("state_dict_type", "FULL_STATE_DICT"), ("param_init_fn", print)),
+            *(("state_dict_config", object()), ("optim_state_dict_config", object())),
+            *(("sharding_strategy", "FULL_SHARD"), ("forward_prefetch", True)),
+        )
     },
-    "cpu_ram_efficient_loading": lambda: {"cpu_ram_efficient_loading": True},
-    "sync_module_states": lambda: {"sync_module_states": True},
-    "use_orig_params": lambda: {"use_orig_params": True},
-    "backward_prefetch": lambda: {"backward_prefetch": "BACKWARD_PRE"},
-    "limit_all_gathers": lambda: {"limit_all_gathers": False},
-    "state_dict_type": lambda: {"state_dict_type": "FULL_STATE_DICT"},
-    "state_dict_config": lambda: {"state_dict_config": object()},
-    "optim_state_dict_config": lambda: {"optim_state_dict_config": object()},
-    "param_init_fn": lambda: {"param_init_fn": print},
-    "sharding_strategy": lambda: {"sharding_strategy": "FULL_SHARD"},
-    "forward_prefetch": lambda: {"forward_prefetch": True},
 }
 """How to ask for each field of the plugin."""
 
@@ -343,7 +330,7 @@ def test_the_table_names_each_field_of_the_plugin() -> None:
 def test_fields_of_the_plugin(name: str) -> None:
     """What is supported changes how models are sharded, and the rest does not; what is refused raises."""
     outcome, default = table("field")[name], settings_of(sharding_trainer())
-    asked = PLUGIN_FIELDS[name]()
+    asked = PLUGIN_FIELDS[name]
     if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
         pytest.skip("newer than this version of accelerate")
     if outcome == "error":
@@ -498,24 +485,6 @@ def small_network() -> nn.Module:
     return Blocks().double()
 
 
-class Checks(TrainerCallback):
-    """Saves at the end of each epoch, and stops a run on the last rank alone when told to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.stops = path, False
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        last_rank = trainer.run_config.num_processes - 1
-        is_here = (dist.get_rank() if last_rank else 0) == last_rank and trainer.run_history.current_epoch == 2
-        if self.stops and is_here and kwargs["step"] == 2:
-            raise StopTrainingError("on the last rank")
-
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.save_checkpoint(self.path)
-
-
 def trainer_of_row(row: str, model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
     """The trainer of a row of the table."""
     return trainer_with(ACCELERATORS.get(row, on_cpu), MODELS.get(row, as_it_is)(model), *callbacks)
@@ -542,8 +511,8 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     if row in TWO_RANKS_ONLY and not dist.is_initialized():
         return
     model, data, unseen = small_network(), regression(37), regression(13)
-    by_hand, checks = copy.deepcopy(model), Checks(shared_tmp_path / "checkpoint.pt")
-    trainer = trainer_of_row(row, model, checks)
+    by_hand, path = copy.deepcopy(model), shared_tmp_path / "checkpoint.pt"
+    trainer = trainer_of_row(row, model, CallAt("on_train_epoch_end", lambda one: one.save_checkpoint(path)))
     given = trainer.model
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     run = partial(trainer.train, data, 2, unseen, 8 // ranks, gradient_accumulation_steps=3)
@@ -562,13 +531,17 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
     assert float(trainer.run_history.get_latest_metric("eval_loss_epoch")) == pytest.approx(expected, abs=1e-12)
 
     trainer.save_model(shared_tmp_path / "exported")
-    content = trainer.load_checkpoint(checks.path)
+    content = trainer.load_checkpoint(path)
     assert content["model_state_dict"].keys() == by_hand.state_dict().keys()
     assert torch.equal(weights, torch.cat([one.reshape(-1) for one in content["model_state_dict"].values()]))
     if trainer.run_config.is_world_process_zero:
         assert load_file(shared_tmp_path / "exported" / "model.safetensors").keys() == by_hand.state_dict().keys()
 
-    checks.stops = True
+    def stop_on_the_last_rank(one: AnyTrainer) -> None:
+        if one.process_index == one.num_processes - 1 and one.run_history.current_epoch == 2:
+            raise StopTrainingError("on the last rank")
+
+    trainer.callback_handler.add_callback(AlsoAt("on_train_step_end", stop_on_the_last_rank))
     run()
     assert gather_objects(trainer.num_updates_completed) == [2] * ranks
 
@@ -589,16 +562,14 @@ def test_settings_that_are_refused(row: str) -> None:
 def test_counts_are_not_compressed(hook: str) -> None:
     """Counts of items that half precision cannot hold weigh a step as they do without compression."""
 
-    class CountsItems(Trainer[nn.Module]):
-        @override
-        def calculate_train_batch_loss(self, batch: Any) -> Any:
-            output = super().calculate_train_batch_loss(batch)
-            items = 70_001 if dist.get_rank() == 0 else 210_003
-            return {**output, "loss": output["loss"] * 1e-3, "num_items_in_batch": items}
+    def counted(network: Any, batch: Any) -> tuple[Tensor, int]:
+        return squared_error(network, batch) * 1e-3, 70_001 if dist.get_rank() == 0 else 210_003
 
     model, data = small_network(), regression(8)
     by_hand = copy.deepcopy(model)
-    trainer = trainer_with(ACCELERATORS[hook], model, kind=CountsItems, optimizer=SGD(model.parameters(), lr=100))
+    optimizer = SGD(model.parameters(), lr=100)
+    trainer = trainer_with(ACCELERATORS[hook], model, kind=StepTrainer, optimizer=optimizer)
+    vars(trainer)["step"] = counted
     trainer.train(data, 1, per_device_batch_size=4)
 
     order = epoch_order(8, seed=cast("int", trainer.run_config.seed), epoch=0).indices(0, 8)
@@ -610,16 +581,16 @@ def test_counts_are_not_compressed(hook: str) -> None:
     torch.testing.assert_close(weights_of(model), weights_of(by_hand), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"])
-def test_sharding_that_a_launcher_asked_for(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `accelerate launch` asks for is refused, also where accelerate would ignore it or miss a package."""
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(UnsupportedConfigurationError, match=variable):
-        trainer_of_row("", small_network())
-
-
-def test_fp8_that_a_launcher_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`accelerate launch --mixed_precision fp8` is refused: its layers would not be converted."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    with pytest.raises(UnsupportedConfigurationError, match="fp8"):
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        *((name, "true", name) for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "ACCELERATE_USE_MEGATRON_LM"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "fp8"),
+    ],
+)
+def test_what_a_launcher_asked_for(variable: str, value: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, also where accelerate would ignore it, miss a package, or convert no layers to fp8."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UnsupportedConfigurationError, match=named):
         trainer_of_row("", small_network())

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import AnyTrainer, NonFiniteLossError, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.launching import Launch
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, TellAt
 from tests.support.pa_core.events_of_endings import table
 from tests.support.trainers import classifier_trainer
 
@@ -269,14 +268,13 @@ def test_a_run_that_ended_early_keeps_nothing_of_its_last_step(error: Callable[[
     """The graph of the last step is freed when the run ends, so that a smaller run fits into the memory."""
     graphs: list[weakref.ref[Tensor]] = []
 
-    class RaiseInStep(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            graphs.append(weakref.ref(batch_output["loss"]))
-            raise error()
+    def raise_in_step(_trainer: Any, told: Any) -> None:
+        graphs.append(weakref.ref(told["batch_output"]["loss"]))
+        raise error()
 
+    callbacks = [TellAt("on_train_step_end", raise_in_step)]
     model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[RaiseInStep])
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
     gc.disable()  # what stands in a cycle stays in memory
     try:
         with suppress(BaseException):

@@ -510,21 +510,6 @@ def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[st
 ONES = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
 
 
-class Thaws(TrainerCallback):
-    """Freezes or unfreezes the first layer after some epochs."""
-
-    def __init__(self, after: dict[int, bool]) -> None:
-        self.after = after
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Do so."""
-        epoch = trainer.run_history.current_epoch
-        if epoch in self.after:
-            layers: Any = trainer.model
-            layers[0].requires_grad_(self.after[epoch])
-
-
 def printed(
     capsys: pytest.CaptureFixture[str], *callbacks: TrainerCallback, kind: type[Trainer] = Trainer, lazy: bool = False
 ) -> list[str]:
@@ -541,7 +526,11 @@ def printed(
 
 def test_a_line_says_when_layers_thaw(capsys: pytest.CaptureFixture[str]) -> None:
     """And when they are frozen again."""
-    lines = printed(capsys, Thaws({2: True, 3: False}))
+
+    def thaw(trainer: Any) -> None:
+        trainer.model[0].requires_grad_({2: True, 3: False}.get(trainer.run_history.current_epoch, False))
+
+    lines = printed(capsys, CallAt("on_training_run_epoch_end", thaw))
     assert lines == [
         "Trains 4 of 13 parameters (9 frozen)",
         "From epoch 3 on, trains all 13 parameters",

@@ -9,40 +9,22 @@ from typing import Any
 
 import pytest
 from torch.optim.lr_scheduler import LinearLR
-from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     LimitBatches,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
-    TrainerCallback,
 )
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import AlsoAt, CallAt, FailAt
 from tests.support.histories import updates_of
 from tests.support.trainers import linear_trainer
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"
-
-
-class CountEvalBatches(TrainerCallback):
-    """Counts the batches of each evaluation epoch."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    @override
-    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.batches.append(0)
-
-    @override
-    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.batches[-1] += 1
 
 
 def test_a_limited_run_counts_what_it_really_runs() -> None:
@@ -213,12 +195,15 @@ def test_step_based_evaluation_needs_something_to_evaluate() -> None:
 @pytest.mark.parametrize(("intermediate_only", "batches"), [(True, [2, 2, 10, 10]), (False, [2, 2, 2, 2])])
 def test_only_evaluations_within_an_epoch_are_limited(intermediate_only: bool, batches: list[int]) -> None:
     """By default the evaluation after the epoch is complete, and ``evaluate()`` too."""
-    limit, counter = LimitEvalStepsCallback(2, limit_intermediate_only=intermediate_only), CountEvalBatches()
-    trainer = linear_trainer(limit, StepBasedEvaluationCallback(4), counter)
+    counted: list[int] = []
+    count = CallAt("on_eval_epoch_start", lambda _: counted.append(0))
+    also = AlsoAt("on_eval_step_end", lambda _: counted.append(counted.pop() + 1))
+    limit = LimitEvalStepsCallback(2, limit_intermediate_only=intermediate_only)
+    trainer = linear_trainer(limit, StepBasedEvaluationCallback(4), count, also)
     data = make_regression(80)
     trainer.train(data, 1, data, per_device_batch_size=8)
     trainer.evaluate(per_device_batch_size=8)
-    assert counter.batches == batches
+    assert counted == batches
 
 
 @pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("broken")])

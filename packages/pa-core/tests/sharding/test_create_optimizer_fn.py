@@ -24,22 +24,14 @@ from pa_core import (
     Run,
     SaveTrainingStateCallback,
     Trainer,
-    TrainerCallback,
 )
 from pa_core.model_tensors import is_sharded
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
 from tests.support.pa_core.sharding.plugins import accelerator_with, sharding
 from tests.support.sharded_models import TinyTransformer, sentences, tiny_transformer, whole_weights
 
 DATA = TensorDataset(*sentences(20))
-
-
-class ShardingTrainer(Trainer[Any]):
-    """A trainer that does, as the page has one."""
-
-    @override
-    def create_accelerator(self) -> Any:
-        return accelerator_with()
 
 
 class Sharding(Run[Any, Any]):
@@ -131,18 +123,6 @@ def test_a_run_resumes_with_an_optimizer_that_is_made(shared_tmp_path: Path) -> 
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
-class Loads(TrainerCallback):
-    """Loads a checkpoint when the first training run has begun."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @override
-    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        trainer.load_checkpoint(self.path)
-        self.loaded = next(iter(trainer.optimizer.state.values()))["step"].item()
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 def test_a_checkpoint_before_the_first_run(shared_tmp_path: Path) -> None:
     """The optimizer in it has nobody to take it over yet: the error tells where there is, and the weights load."""
@@ -164,11 +144,15 @@ def test_a_checkpoint_before_the_first_run(shared_tmp_path: Path) -> None:
     trainer = sharding(model, None, adamw)
     trainer.load_checkpoint(path, load_optimizer=False)
     torch.testing.assert_close(whole_weights(model), whole_weights(first.get_model()), rtol=0, atol=0)
-    loads = Loads(path)
+
+    def load(trainer: Any) -> None:
+        trainer.load_checkpoint(path)
+        assert next(iter(trainer.optimizer.state.values()))["step"].item() == 3
+
     trainer = sharding(tiny_transformer(), None, adamw)
-    trainer.callback_handler.add_callback(loads)
+    trainer.callback_handler.add_callback(CallAt("on_training_run_start", load))
     trainer.train(DATA, 1, per_device_batch_size=2, max_num_train_steps=1)
-    assert loads.loaded == 3
+    assert trainer.num_updates_completed == 1
     with Sharding(model, None, DATA, create_optimizer_fn=adamw, **ARGUMENTS) as run:
         run.load_checkpoint(path)
         assert next(iter(run.optimizer.state.values()))["step"].item() == 3

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveBestModelCallback, Trainer, TrainerCallback
 from pa_core.model_tensors import whole_tensor
+from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
 
@@ -127,23 +128,18 @@ def test_tied_weights_are_stored_once(shared_tmp_path: Path) -> None:
 
 def test_the_best_model_is_loaded_at_the_end(shared_tmp_path: Path) -> None:
     """After a rate that ruins the weights, the model and its optimizer are those of the best epoch."""
+    best: list[dict[str, Tensor]] = []
 
-    class Ruin(TrainerCallback):
-        best: dict[str, Tensor]
+    def ruin(trainer: AnyTrainer) -> None:
+        best.append(everything(trainer))
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = 1e3
 
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.num_epochs_completed == 1:
-                self.best = everything(trainer)
-                for group in trainer.optimizer.param_groups:
-                    group["lr"] = 1e3
-
-    ruin = Ruin()
     save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", watch_metric="train_loss_epoch")
-    trainer = make_trainer(save_best, ruin)
+    trainer = make_trainer(save_best, CallAt("on_training_run_epoch_end", ruin))
     trainer.train(DATA, 2, per_device_batch_size=4)
     assert save_best.best.epoch == 1
-    assert_same(everything(trainer), ruin.best)
+    assert_same(everything(trainer), best[0])
 
 
 def test_what_does_not_fit_leaves_everything_as_it_was(shared_tmp_path: Path) -> None:

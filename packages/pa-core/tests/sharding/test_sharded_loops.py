@@ -13,8 +13,9 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Run, Trainer, TrainerCallback
+from pa_core import BatchOutput, Run, Trainer
 from pa_core.types import SizedIterable
+from tests.support.callbacks import TellAt
 from tests.support.loops import updates_of
 from tests.support.pa_core.sharding.by_hand import loss_of, require_same, updates_by_hand
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer
@@ -130,17 +131,6 @@ def test_sharded_models_are_trained_against_each_other() -> None:
 SIZES, BATCH_SIZES = (2, 3, 8, 13), (1, 2, 5)
 
 
-class Predictions(TrainerCallback):
-    """Brings the predictions of all processes together, in the order of the dataset."""
-
-    def __init__(self) -> None:
-        self.gathered: list[Tensor] = []
-
-    @override
-    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.gathered.append(trainer.gather(batch_output["model_outputs"]))
-
-
 class CountsErrors(Trainer):
     """Logs a metric of its own in each evaluation step."""
 
@@ -188,16 +178,19 @@ def expected_metrics(model: TinyTransformer, words: Tensor, classes: Tensor) -> 
 
 def test_every_sample_counts_once() -> None:
     """The loss, a logged metric and gathered predictions, for many sizes of the dataset and of its batches."""
-    model, plain, predictions = sharded(tiny_transformer()), tiny_transformer(), Predictions()
-    trainer = CountsErrors(model, nn.CrossEntropyLoss(), None, callbacks=[predictions])
+    model, plain, gathered = sharded(tiny_transformer()), tiny_transformer(), list[Tensor]()
+    note = TellAt(
+        "on_eval_step_end", lambda one, told: gathered.append(one.gather(told["batch_output"]["model_outputs"]))
+    )
+    trainer = CountsErrors(model, nn.CrossEntropyLoss(), None, callbacks=[note])
     for size in SIZES:
         for batch_size in BATCH_SIZES:
             words, classes = sentences(size, seed=size)
-            predictions.gathered.clear()
+            gathered.clear()
             trainer.evaluate(TensorDataset(words, classes), batch_size)
             logits, loss, errors = expected_metrics(plain, words, classes)
             latest = trainer.run_history.get_latest_metric
-            torch.testing.assert_close(torch.cat(predictions.gathered), logits, rtol=0, atol=1e-12)
+            torch.testing.assert_close(torch.cat(gathered), logits, rtol=0, atol=1e-12)
             assert latest("evaluation_loss") == pytest.approx(loss, abs=1e-7)
             assert latest("evaluation_errors") == pytest.approx(errors, abs=1e-7)
 
