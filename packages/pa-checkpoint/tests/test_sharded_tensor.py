@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from pa_checkpoint import CheckpointError, Folder, load
 from pa_checkpoint._encoding import encode
@@ -62,12 +64,7 @@ def test_pieces_make_the_whole(pieces: list[tuple[tuple[int, ...], tuple[int, ..
 @pytest.mark.parametrize("dimension", [0, 1])
 def test_each_process_reads_its_piece(pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], dimension: int) -> None:
     """A tensor is read in the pieces of the present processes, whatever those are in which it was saved."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (2,))
-    parameter = distribute_tensor(torch.zeros(7, 5), mesh, [Shard(dimension)])
-    read = saved_in(pieces).like(parameter)
+    read = saved_in(pieces).like(_split(torch.zeros(7, 5), Shard(dimension)))
     assert is_sharded(read)
     assert local_piece(read).tolist() == WHOLE.chunk(2, dimension)[dist.get_rank()].tolist()
 
@@ -75,10 +72,7 @@ def test_each_process_reads_its_piece(pieces: list[tuple[tuple[int, ...], tuple[
 @pytest.mark.runs_on("two_ranks")
 def test_what_has_another_shape_is_split_where_it_has_the_rows_of_the_parameter() -> None:
     """What an optimizer keeps for each row is split as the rows are; what it keeps for each column is whole."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    parameter = distribute_tensor(torch.zeros(1, 5), init_device_mesh("cpu", (2,)), [Shard(0)])
+    parameter = _split(torch.zeros(1, 5), Shard(0))
     columns = StoredTensor.of(torch.arange(3.0).view(3, 1)).like(parameter)
     assert local_piece(columns).tolist() == [[0.0], [1.0], [2.0]]
     row = local_piece(StoredTensor.of(torch.ones(1, 5)).like(parameter))
@@ -214,16 +208,11 @@ def test_a_version_without_a_name_says_which_versions_have_it(monkeypatch: pytes
 
 def test_local_shape_and_offset() -> None:
     """The piece of each process follows from the shape alone."""
-    from torch.distributed.tensor import Shard
-
     found = [local_shape_and_offset((5, 2), (2,), (rank,), (Shard(0),)) for rank in range(2)]
     assert found == [((3, 2), (0, 0)), ((2, 2), (3, 0))]
 
 
 def _split(whole: Tensor, *placements: Any) -> Tensor:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
     shape = (1,) * (len(placements) - 1) + (2,)
     return distribute_tensor(whole, init_device_mesh("cpu", shape), list(placements))
 
@@ -237,8 +226,6 @@ def _of_all(value: object) -> list[Any]:
 @pytest.mark.runs_on("two_ranks")
 def test_each_process_writes_its_piece_and_all_describe_the_same_whole() -> None:
     """The pieces are blocks side by side; of tied weights there is one, also where a process has nothing of them."""
-    from torch.distributed.tensor import Shard
-
     whole, single = torch.arange(6.0).view(3, 2), torch.ones(1, 4)
     one = _split(single, Shard(0))
     encoded = encode({"weight": _split(whole, Shard(0)), "one": one, "tied": one.detach()}, "model")
@@ -262,9 +249,6 @@ def test_each_process_writes_its_piece_and_all_describe_the_same_whole() -> None
 @pytest.mark.runs_on("two_ranks")
 def test_what_all_processes_have_is_written_once() -> None:
     """Pieces with several holders are dealt out evenly; a tensor that each process has whole is a plain one."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
     mesh = init_device_mesh("cpu", (2, 1))
     values = {name: distribute_tensor(torch.ones(4), mesh, [Replicate(), Shard(0)]) for name in "abcd"}
     whole = distribute_tensor(torch.ones(3), mesh, [Replicate(), Replicate()])
@@ -275,9 +259,6 @@ def test_what_all_processes_have_is_written_once() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_partial_sums_are_refused() -> None:
     """What is only a part of a sum on each process is named, and what to do about it."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial
-
     partial = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()])
     with pytest.raises(CheckpointError, match=r"model\['sum'\]: a DTensor with the placements") as caught:
         encode({"sum": partial}, "model")
@@ -287,8 +268,6 @@ def test_partial_sums_are_refused() -> None:
 @pytest.mark.runs_on("two_ranks")
 def test_a_snapshot_holds_the_pieces() -> None:
     """A snapshot in host memory keeps the pieces as they were."""
-    from torch.distributed.tensor import Shard
-
     weight = nn.Parameter(_split(torch.zeros(4), Shard(0)))
     snapshot = HostPool().copy({"model": encode({"weight": weight}, "model")})["model"]
     local_piece(weight.detach()).fill_(1)

@@ -328,12 +328,16 @@ def test_buffers_of_an_evaluation_are_put_back() -> None:
         assert_same(model, before)
 
 
-def test_layers_that_are_added_are_found() -> None:
-    """With their buffers, once asked to."""
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_layers_that_are_added_or_replaced_are_found(is_replaced: bool) -> None:
+    """With their buffers, once asked to; also where the new one has as many parameters."""
     model = nn.Sequential(nn.Linear(4, 4))
     tree = GradientTree([model], num_values=1)
     update_alike(model, tree, totals(4))
-    model.append(nn.BatchNorm1d(4))
+    if is_replaced:
+        model[0] = nn.Linear(4, 4)
+    else:
+        model.append(nn.BatchNorm1d(4))
     tree.find()
     model.zero_grad()
     update_alike(model, tree, totals(4))
@@ -410,27 +414,6 @@ def test_as_many_bytes_are_sent_as_by_a_ring(monkeypatch: pytest.MonkeyPatch, bu
     size, ranks = sum(one.numel() * one.element_size() for one in model.parameters()), dist.get_world_size()
     ring = 2 * (ranks - 1) / ranks * size
     assert ring <= sum(sent) <= 1.01 * ring
-
-
-@pytest.mark.runs_on("one_process")
-def test_a_layer_that_is_replaced_is_found() -> None:
-    """The new one is trained in its place, although it has as many parameters."""
-    model = nn.Sequential(nn.Linear(2, 1))
-    tree = GradientTree([model])
-    for update in range(3):
-        tree.find()
-        tree.start_update(2)
-        for _ in range(2):
-            tree.start_batch()
-            torch.autograd.backward(model(torch.ones(3, 2)).mean() / 2)
-            tree.end_batch(0.5)
-        tree.finish()
-        weight, _bias = model.parameters()
-        assert weight.grad is not None
-        assert torch.equal(weight.grad, torch.ones(1, 2))
-        tree.end_update()
-        if update == 0:
-            model[0] = nn.Linear(2, 1)
 
 
 SCRIPT = """
