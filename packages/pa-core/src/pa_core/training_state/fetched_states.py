@@ -10,13 +10,15 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder, Skipped
+from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder
 from pa_core import _accelerate, distributed
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 from pa_distributed import run_while_others_wait
+
+_SkippedT = TypeVar("_SkippedT")
 
 _URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
 _URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
@@ -120,8 +122,8 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     run_while_others_wait(choose if distributed.rank() == 0 else None)
     choice = distributed.gather_objects(choice)[0]
-    for one in choice.skipped:
-        warn_user(f"The training state {one.path} in {url} is skipped: {one.reason}")
+    for warning in choice.warnings:
+        warn_user(warning)
     if choice.path is None:
         return place
     _fetch_elsewhere(choice, choice.path)
@@ -135,13 +137,13 @@ class _Choice(NamedTuple):
         path: The state; None if there is none.
         digest: The digest of the state.
         url: The store that has it, or will have it.
-        skipped: States that were skipped, newest first.
+        warnings: Of states that were skipped, newest first.
     """
 
     path: Path | None = None
     digest: str = ""
     url: str = ""
-    skipped: Sequence[Skipped] = ()
+    warnings: Sequence[str] = ()
 
 
 def _choose(url: str, folder: Path, say: Callable[[str], None]) -> _Choice:
@@ -150,7 +152,8 @@ def _choose(url: str, folder: Path, say: Callable[[str], None]) -> _Choice:
         path, skipped = _fetch(folder, lambda: store.fetch(folder, name=name, say=say))
     except CheckpointNotFoundError:
         return _Choice()
-    return _Choice(path, _digest(path), store.url, skipped)
+    warnings = [f"The training state {one.path} in {url} is skipped: {one.reason}" for one in skipped]
+    return _Choice(path, _digest(path), store.url, warnings)
 
 
 def _open(url: str) -> tuple[RemoteFolder, str | None]:
@@ -163,7 +166,7 @@ def _open(url: str) -> tuple[RemoteFolder, str | None]:
     return (around, name) if any(state.name == name for state in around.states()) else (store, None)
 
 
-def _fetch(folder: Path, fetch: Callable[[], tuple[Path, list[Skipped]]]) -> tuple[Path, list[Skipped]]:
+def _fetch(folder: Path, fetch: Callable[[], tuple[Path, _SkippedT]]) -> tuple[Path, _SkippedT]:
     """Have a state in a folder, where it is the only one if the folder is one for temporary files."""
     if folder.parent != _cache():
         return fetch()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, overload
 
-from pa_checkpoint import CheckpointInfo, Folder, RemoteFolder, Skipped, load
+from pa_checkpoint import CheckpointInfo, Folder, RemoteFolder, load
 from pa_core import distributed
 from pa_core.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
@@ -44,8 +44,8 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
             f'resume_missing must be "error", or "start" for a new run where there is no state, got {resume_missing!r}.'
         )
     chosen, saved = _choose(Path(resume_from)) if distributed.rank() == 0 else _help_to_verify()
-    for one in chosen.skipped:
-        warn_user(f"The training state {one.path} is skipped: {one.reason}")
+    for warning in chosen.warnings:
+        warn_user(warning)
     if chosen.problem is not None:
         raise chosen.problem
     if saved is None and resume_missing == "error":
@@ -76,7 +76,7 @@ class _Finding(NamedTuple):
 class _Choice(NamedTuple):
     """What the first process tells the others at the end, who have read the last candidate."""
 
-    skipped: Sequence[Skipped] = ()
+    warnings: Sequence[str] = ()
     problem: CheckpointError | None = None
 
 
@@ -89,7 +89,10 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     saved, choice = None, _Choice()
     try:
         saved, skipped = Folder(path).newest_readable(_verify)
-        choice = _Choice(problem=_why_none(path, skipped)) if saved is None else _Choice(skipped)
+        if saved is None:
+            choice = _Choice(problem=_why_none(path, [f"{one.path.name}: {one.reason}" for one in skipped]))
+        else:
+            choice = _Choice([f"The training state {one.path} is skipped: {one.reason}" for one in skipped])
     except _StateElsewhereError as error:
         problem = CheckpointError(
             "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
@@ -103,15 +106,14 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     return choice, saved
 
 
-def _why_none(path: Path, skipped: Sequence[Skipped]) -> CheckpointError | None:
+def _why_none(path: Path, reasons: Sequence[str]) -> CheckpointError | None:
     if (foreign := find_accelerate_state(path)) is not None:
         return refusal_of_accelerate_state(foreign)
-    if not skipped:
+    if not reasons:
         return None
-    reasons = "; ".join(f"{one.path.name}: {one.reason}" for one in skipped)
     return CheckpointError(
         "None of the training states is valid.",
-        given=f"{path} with {reasons}",
+        given=f"{path} with {'; '.join(reasons)}",
         do="Restore one from a backup, or remove them to begin a new run.",
     )
 
