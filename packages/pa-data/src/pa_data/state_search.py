@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from pa_data._loader_parts import loader_parts
 from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of, set_state_of, state_of
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Snapshot",
     "attributes_of",
     "find_state",
+    "generators_of_loader",
     "is_array",
     "is_generator",
     "is_of_script",
@@ -82,6 +84,35 @@ class Found(NamedTuple):
     owner: object
     name: Any
     value: object
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the value is plain, and not a container."""
+        return type(self.value) in PLAIN
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value is plain, or a container of nothing but plain values, not too many of them."""
+        return is_plain(self.value)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the value is an array or a number of NumPy's."""
+        return is_array(self.value)
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether the value is a random number generator of torch, NumPy or Python."""
+        return is_generator(self.value)
+
+    @property
+    def mark(self) -> object:
+        """What equals the mark of the same value, as long as that has not changed."""
+        return mark_of(self.value)
+
+    def attributes_of_owner(self) -> dict[str, object]:
+        """Return the attributes of the object that holds the value; properties are not among them."""
+        return attributes_of(self.owner)
 
 
 _Follows: TypeAlias = Callable[[str | None], bool]
@@ -371,6 +402,24 @@ def attributes_of(value: object) -> dict[str, object]:
                 with suppress(AttributeError):  # nothing was assigned yet
                     found[name] = slot.__get__(value, type(value))
     return found
+
+
+def generators_of_loader(loader: object) -> dict[str, Any]:
+    """Return the generators that a loader, its samplers and its dataset have as attributes, by place.
+
+    Args:
+        loader: Any iterable.
+
+    Example:
+        >>> list(generators_of_loader(DataLoader(range(8), generator=torch.Generator())))
+        ['loader.generator']
+    """
+    return {
+        f"{path}.{name}": value
+        for path, part in loader_parts(loader).items()
+        for name, value in attributes_of(part).items()
+        if is_generator(value)
+    }
 
 
 @functools.cache

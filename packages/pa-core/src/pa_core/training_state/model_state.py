@@ -17,7 +17,7 @@ from pa_core.model_tensors import buffers_of_module, is_sharded_module, names_by
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.types import StatefulScheduler
 from pa_core.user_warnings import warn_user
-from pa_data.state_search import mark_of
+from pa_data.state_search import Snapshot
 
 
 class SavedOptimizer(NamedTuple):
@@ -232,8 +232,7 @@ class TrainedLayers:
         self._held = [*_named_parameters(run).values()]  # an identity is given to another object without them
         self._has_warned = False
         self._is_sharded = any(map(is_sharded_module, run.named_models().values()))
-        buffers = buffers_of_module(run.loss_func) if isinstance(run.loss_func, nn.Module) else []
-        self._of_loss_func = [(one, mark_of(one)) for one in buffers]
+        self._of_loss_func = _buffers_now(run.loss_func) if isinstance(run.loss_func, nn.Module) else Snapshot({})
 
     def check(self, run: ResumableRun) -> None:
         """Raise an error for layers that have been replaced, so that the optimizers train what no model has.
@@ -279,10 +278,11 @@ class TrainedLayers:
         Args:
             loss_func: The loss function.
         """
-        noted, present = self._of_loss_func, buffers_of_module(loss_func)
-        if len(noted) != len(present):
-            return True
-        return any(one is not now or mark_of(now) != mark for (one, mark), now in zip(noted, present, strict=True))
+        return bool(self._of_loss_func.changed(_buffers_now(loss_func)))
+
+
+def _buffers_now(module: nn.Module) -> Snapshot:
+    return Snapshot({str(number): one for number, one in enumerate(buffers_of_module(module))})
 
 
 def _named_parameters(run: ResumableRun) -> Mapping[str, Tensor]:

@@ -18,7 +18,7 @@ from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user
 from pa_data import loader_parts
 from pa_data.drawn_state import DrawnState
-from pa_data.state_search import PLAIN, Found, attributes_of, find_state, is_generator, is_plain, mark_of
+from pa_data.state_search import Found, find_state, generators_of_loader
 
 _MOST_SHOWN = 8
 _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
@@ -50,13 +50,13 @@ class ScriptState:
         self._owners = {name: type(one) for name, one in _roots(run).items()}
         self._built = dict[int, set[str]]()
         for one in find_script_state(run, registered):
-            before = _Before(type(one.value), mark_of(one.value))
+            before = _Before(type(one.value), one.mark)
             self._before[one.place] = before
-            if type(one.value) not in PLAIN:
+            if not one.is_single:
                 self._by_identity[id(one.value)] = before
             self._owners[place_of_owner(one)] = type(one.owner)
             if one.value is False:
-                self._built[id(one.owner)] = {*_with_value(one.owner)}
+                self._built[id(one.owner)] = {*_with_value(one)}
         self._drawn = DrawnState(_data_roots(run), [*_roots(run).values(), *_saved_with_loader(run)])
         self._has_warned = False
 
@@ -87,9 +87,9 @@ class ScriptState:
 
     def _is_as_before(self, found: Found, before: _Before | None) -> bool:
         """Whether a value has not changed, though something else may lead to it now."""
-        if before is None and type(found.value) not in PLAIN:
+        if before is None and not found.is_single:
             before = self._by_identity.get(id(found.value))
-        return before is not None and before.mark == mark_of(found.value)
+        return before is not None and before.mark == found.mark
 
     def _has_place(self, found: Found, before: _Before | None) -> bool:
         """Whether another process has what holds it. What all runs of a process share belongs to none of them.
@@ -109,7 +109,7 @@ class ScriptState:
         if type(value) is tuple:
             parts = cast("tuple[object, ...]", value)
             return any(self._begins_anew(found._replace(value=one)) for one in parts if type(one) is float)
-        return value is True and bool(_with_value(found.owner) - self._built.get(id(found.owner), {*()}))
+        return value is True and bool(_with_value(found) - self._built.get(id(found.owner), {*()}))
 
     def _is_lost(self, found: Found, before: _Before | None) -> bool:
         """Whether later steps may need what is not stored. What a model or callback leaves behind they rarely do."""
@@ -120,10 +120,8 @@ class ScriptState:
             is_item = isinstance(found.owner, dict | list) and place_of_owner(found) in self._owners
             return _was_tensor(before) or ((of_run or is_item) and not self._is_within_module(found))
         if _is_shared(found):
-            is_kept = type(value) in (int, float) or is_generator(value)
-            return before is not None and (
-                is_kept or (is_plain(value) and self._are_counts(before.mark, mark_of(value)))
-            )
+            is_kept = type(value) in (int, float) or found.is_generator
+            return before is not None and (is_kept or (found.is_plain and self._are_counts(before.mark, found.mark)))
         return of_run or (before is not None and before.value_type is type(value))
 
     def _are_counts(self, before: Any, now: Any) -> bool:
@@ -196,7 +194,7 @@ def restore_script_state(run: ResumableRun, registered: Sequence[object], stored
     for place, one in stored.items():
         value, present = StoredValue(**one), found.get(place)
         owner = owners.get(value.owner)
-        if owner is None or not value.put_back(owner, None if present is None else present.value):
+        if owner is None or not value.put_back(owner, present):
             missing.append(place)
     return [place for place in missing if any(place.startswith((f"{root}.", f"{root}[")) for root in roots)]
 
@@ -251,8 +249,7 @@ def _saved_with_loader(run: ResumableRun) -> list[object]:
     loader = innermost(run.train_dataloader)
     if is_keyed(loader):
         return []
-    parts = loader_parts(loader).values()
-    return [one for part in parts for one in attributes_of(part).values() if is_generator(one)]
+    return [*generators_of_loader(loader).values()]
 
 
 def _was_tensor(before: _Before | None) -> bool:
@@ -261,7 +258,7 @@ def _was_tensor(before: _Before | None) -> bool:
 
 def _is_weight(found: Found) -> bool:
     """Whether it is a parameter or a buffer, which is saved with its module or not at all."""
-    return isinstance(found.owner, torch.nn.Module) and found.name not in attributes_of(found.owner)
+    return isinstance(found.owner, torch.nn.Module) and found.name not in found.attributes_of_owner()
 
 
 def _is_shared(found: Found) -> bool:
@@ -271,9 +268,9 @@ def _is_shared(found: Found) -> bool:
     return issubclass(kind, type) or (kind is dict and "__builtins__" in owner)
 
 
-def _with_value(owner: object) -> set[str]:
-    """The names of the attributes that are something else than a plain value."""
-    attributes = {} if isinstance(owner, type) else attributes_of(owner)
+def _with_value(found: Found) -> set[str]:
+    """The names of the attributes of what holds a value that are something else than a plain value."""
+    attributes = {} if isinstance(found.owner, type) else found.attributes_of_owner()
     return {name for name, value in attributes.items() if not isinstance(value, bool | int | float | str | None)}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pa_checkpoint import CheckpointError, Writer
-from pa_data.state_search import Found, is_array, is_generator, is_plain, set_state_of, state_of
+from pa_data.state_search import Found, set_state_of, state_of
 
 _MOST_NUMBERS = 65_536
 
@@ -42,7 +42,7 @@ class StoredValue(NamedTuple):
         Args:
             found: The piece of state.
         """
-        packed = _pack(found.value)
+        packed = _pack(found)
         if packed is None or isinstance(found.owner, tuple | set | frozenset):
             return None
         stored = cls(place_of_owner(found), found.name, *packed)
@@ -52,18 +52,19 @@ class StoredValue(NamedTuple):
             return None
         return stored
 
-    def put_back(self, owner: object, present: object) -> bool:
+    def put_back(self, owner: object, found: Found | None) -> bool:
         """Restore the value.
 
         Args:
             owner: What holds it in this process.
-            present: What is in its place there, None if nothing is.
+            found: What is in its place there, None if nothing is.
 
         Returns:
             Whether there was a place for it.
         """
+        present = None if found is None else found.value
         if self.kind == "generator":
-            return is_generator(present) and _set_state(present, self.value)
+            return found is not None and found.is_generator and _set_state(present, self.value)
         if self.kind == "enum":
             kind: Any = type(present)
             return isinstance(present, Enum) and self.value in kind.__members__ and self._set(owner, kind[self.value])
@@ -105,21 +106,22 @@ def place_of_owner(found: Found) -> str:
     return found.place
 
 
-def _pack(value: Any) -> tuple[str, Any] | None:
+def _pack(found: Found) -> tuple[str, Any] | None:
+    value: Any = found.value
     packed: tuple[str, Any] | None = None
     if isinstance(value, Enum):
         packed = "enum", value.name
-    elif is_generator(value):
+    elif found.is_generator:
         packed = "generator", copy.deepcopy(state_of(value))
     elif isinstance(value, itertools.count):
         packed = "count", [*ast.literal_eval(repr(cast("object", value)).removeprefix("count").replace(")", ",)"))]
-    elif is_array(value):
+    elif found.is_array:
         if value.size <= _MOST_NUMBERS and not value.dtype.hasobject:
             packed = "number" if value.shape == () else "array", copy.deepcopy(value[...])
     elif isinstance(value, Tensor):
         if _is_small(value):
             packed = "tensor", value.detach().to("cpu", copy=True)
-    elif is_plain(value):
+    elif found.is_plain:
         packed = _pack_plain(value)
     return packed
 
@@ -170,7 +172,7 @@ def _fill(container: Any, value: Any) -> bool:
     elif hasattr(container, "extend"):  # a list or a deque
         container.clear()
         container.extend(value)
-    elif is_array(container) and container.shape == value.shape != () and container.dtype == value.dtype:
+    elif hasattr(container, "dtype") and container.shape == value.shape != () and container.dtype == value.dtype:
         container[...] = value
     else:
         return False
@@ -195,6 +197,4 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
 def _listed(value: Any) -> object:
     if isinstance(value, dict):
         return {name: _listed(one) for name, one in cast("dict[object, object]", value).items()}
-    if is_array(value):
-        return cast("object", value.tolist())
-    return cast("object", cast("Any", value).tolist()) if isinstance(value, Tensor) else value
+    return value.tolist() if hasattr(value, "tolist") else value
