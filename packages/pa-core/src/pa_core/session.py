@@ -360,7 +360,7 @@ class Session(RunState):
         stepping = self.arguments.stepping
         resumption = self.resumption
         self.train_optimizers(self.trainer.named_optimizers().values())
-        resumption.note_settings(self.trainer, str(stepping), stepping.count)
+        resumption.record_settings(self.trainer, str(stepping), stepping.count)
         resumption.restore(
             self.trainer,
             scaler=self.setup.accelerator.scaler,
@@ -372,7 +372,7 @@ class Session(RunState):
             for name, part in self.parts.items():
                 part.accumulation.reference_items = resumption.saved.nominal_items.get(name)
 
-        self.checkpointer.note_layers(self.trainer)
+        self.checkpointer.record_layers(self.trainer)
 
     def begin(self, hook: Callable[[], None] | None = None, describe: Describe | None = None) -> None:
         """Call the first events of the training, and note what the script keeps when all of them were called.
@@ -382,7 +382,7 @@ class Session(RunState):
             describe: Returns what must be the same on all processes afterwards.
         """
         self.call_together(TrainerCallback.on_training_run_start, hook, describe)
-        self.checkpointer.note_start(self.trainer)
+        self.checkpointer.record_start(self.trainer)
 
     # The end of a run
 

@@ -325,7 +325,7 @@ class Trainer(
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             arguments = replace(arguments, gradient_accumulation_steps=steps)
             self.run_config = self._create_run_config(*arguments.numbers)
-            self._session.resumption.note_hyperparameters(self)
+            self._session.resumption.record_hyperparameters(self)
             self._set_scheduler()
             self._setup.added.create_schedulers(self._session.placeholder_values())
             self._session.require_usable_schedulers()

@@ -379,7 +379,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self.train_dataloader, 1 if per_batch else steps, arguments.max_num_train_steps, per_batch or 1
             )
             self.run_config = self._create_run_config(*arguments.numbers)
-            self._session.resumption.note_hyperparameters(self)
+            self._session.resumption.record_hyperparameters(self)
             for name, factory in self._given.factories.items():
                 scheduler = create_scheduler(factory, self.optimizers[name], self._session.placeholder_values())
                 self._parts[name].schedulers = {name: scheduler}

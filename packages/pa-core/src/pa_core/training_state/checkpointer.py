@@ -158,8 +158,8 @@ class Checkpointer:
         self._evaluation: _Evaluation | None = None
         self._interrupted: _Evaluation | None = None
 
-    def note_layers(self, run: ResumableRun) -> None:
-        """Note what the optimizers train.
+    def record_layers(self, run: ResumableRun) -> None:
+        """Record what the optimizers train.
 
         Args:
             run: The run, before its first hook is called.
@@ -167,8 +167,8 @@ class Checkpointer:
         self._has_trained = True
         self._layers = TrainedLayers(run)
 
-    def note_start(self, run: ResumableRun) -> None:
-        """Note what the script keeps next to the parts of the run.
+    def record_start(self, run: ResumableRun) -> None:
+        """Record what the script keeps next to the parts of the run.
 
         Args:
             run: The run, once all hooks and callbacks of its start were called.

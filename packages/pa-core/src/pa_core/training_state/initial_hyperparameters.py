@@ -21,15 +21,15 @@ from pa_core.training_state.model_state import hyperparameters
 
 
 @dataclass
-class _Note:
+class _Record:
     """Plain settings of each group: the ones set when a run began, and the ones it left; None until it has ended."""
 
-    asked: list[dict[str, Any]]
+    requested: list[dict[str, Any]]
     left: list[dict[str, Any]] | None = None
 
 
 # Not on the trainer: the next run of an optimizer may be that of another one, as in a notebook.
-_notes: WeakKeyDictionary[Optimizer, _Note] = WeakKeyDictionary()
+_records: WeakKeyDictionary[Optimizer, _Record] = WeakKeyDictionary()
 
 
 def requested_hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -49,21 +49,19 @@ def requested_hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
         >>> requested_hyperparameters(optimizer)[0]["lr"]
         0.05
     """
-    note, present = _notes.get(optimizer), hyperparameters(optimizer)
-    if note is None:
+    record, present = _records.get(optimizer), hyperparameters(optimizer)
+    if record is None:
         return present
-    if note.left is None:
-        return note.asked
-    number = len(note.asked)
-    groups = [
-        _asked_of_group(asked, left, now) for asked, left, now in zip(note.asked, note.left, present, strict=False)
-    ]
-    return groups[:number] + present[max(number, len(note.left)) :]
+    if record.left is None:
+        return record.requested
+    number = len(record.requested)
+    groups = [_of_group(*one) for one in zip(record.requested, record.left, present, strict=False)]
+    return groups[:number] + present[max(number, len(record.left)) :]
 
 
-def _asked_of_group(asked: Mapping[str, Any], left: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _of_group(before: Mapping[str, Any], left: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     is_untouched = {name: name in left and left[name] == value for name, value in now.items()}
-    kept = {name: asked[name] for name, untouched in is_untouched.items() if untouched and name in asked}
+    kept = {name: before[name] for name, untouched in is_untouched.items() if untouched and name in before}
     return kept | {name: now[name] for name, untouched in is_untouched.items() if not untouched}
 
 
@@ -78,17 +76,17 @@ def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[st
     Returns:
         What ``requested_hyperparameters`` returns.
     """
-    asked = requested_hyperparameters(optimizer)
-    note = _notes.get(optimizer)
-    if is_resumed and note is not None and note.left is not None:
-        del optimizer.param_groups[len(note.asked) : len(note.left)]
-        _write(optimizer, asked)
-    _notes[optimizer] = _Note(asked)
-    return asked
+    requested = requested_hyperparameters(optimizer)
+    record = _records.get(optimizer)
+    if is_resumed and record is not None and record.left is not None:
+        del optimizer.param_groups[len(record.requested) : len(record.left)]
+        _write(optimizer, requested)
+    _records[optimizer] = _Record(requested)
+    return requested
 
 
-def _write(optimizer: Optimizer, asked: Sequence[Mapping[str, Any]]) -> None:
-    for group, settings, present in zip(optimizer.param_groups, asked, hyperparameters(optimizer), strict=False):
+def _write(optimizer: Optimizer, requested: Sequence[Mapping[str, Any]]) -> None:
+    for group, settings, present in zip(optimizer.param_groups, requested, hyperparameters(optimizer), strict=False):
         for name in present.keys() - settings.keys():
             del group[name]
         for name, value in settings.items():
@@ -100,16 +98,16 @@ def _write(optimizer: Optimizer, asked: Sequence[Mapping[str, Any]]) -> None:
 
 def end_run(optimizer: Optimizer) -> None:
     """Record how a run left the settings; nothing where no run began."""
-    note = _notes.get(optimizer)
-    if note is not None and note.left is None:
-        note.left = hyperparameters(optimizer)
+    record = _records.get(optimizer)
+    if record is not None and record.left is None:
+        record.left = hyperparameters(optimizer)
 
 
 @contextmanager
 def not_asking(*optimizers: Optimizer) -> Generator[None]:
     """Within the context, settings loaded from a file do not count as requests; a run may be in progress."""
-    notes = [(optimizer, _notes.get(optimizer)) for optimizer in optimizers]
-    outside_of_runs = [optimizer for optimizer, note in notes if note is None or note.left is not None]
+    notes = [(optimizer, _records.get(optimizer)) for optimizer in optimizers]
+    outside_of_runs = [optimizer for optimizer, record in notes if record is None or record.left is not None]
     for optimizer in outside_of_runs:
         begin_run(optimizer)
     try:

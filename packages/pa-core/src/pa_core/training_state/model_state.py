@@ -112,7 +112,7 @@ def apply_hyperparameters(
     optimizer: Optimizer,
     scheduler: StatefulScheduler | None,
     before: Sequence[Mapping[str, Any]],
-    asked: Sequence[Mapping[str, Any]],
+    requested: Sequence[Mapping[str, Any]],
 ) -> None:
     """Apply what a script sets on its optimizer now and did not before.
 
@@ -122,9 +122,9 @@ def apply_hyperparameters(
         optimizer: The optimizer with the state of the saved run.
         scheduler: The scheduler with the state of the saved run.
         before: What ``hyperparameters`` returned when the saved run began.
-        asked: What it returned when this run began.
+        requested: What it returned when this run began.
     """
-    for index, (group, old, new) in enumerate(zip(optimizer.param_groups, before, asked, strict=False)):
+    for index, (group, old, new) in enumerate(zip(optimizer.param_groups, before, requested, strict=False)):
         for name in sorted(new.keys() & old.keys()):
             if new[name] == old[name]:
                 continue

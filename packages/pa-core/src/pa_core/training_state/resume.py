@@ -108,7 +108,7 @@ class ResumePlan:
         """On the first process, the state that is resumed from; None for a new run and one that branches off."""
         return self.saved.path if self.saved is not None and self.name == self.saved.name else None
 
-    def note_hyperparameters(self, run: ResumableRun) -> None:
+    def record_hyperparameters(self, run: ResumableRun) -> None:
         """Record what the script sets on the optimizers, before their schedulers are made.
 
         Args:
@@ -119,7 +119,7 @@ class ResumePlan:
             for name, optimizer in run.named_optimizers().items()
         }
 
-    def note_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
+    def record_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
         """Record the requested settings of the run, once all of its objects are made.
 
         Args:

@@ -122,34 +122,34 @@ class Difference(NamedTuple):
     Attributes:
         name: The setting; one of ``RESUME_OVERRIDES`` has to be allowed.
         saved: What it was.
-        asked: What the script requests now.
+        requested: What the script requests now.
         used: What the run will use.
 
     Example:
-        >>> Difference("num_epochs", saved=10, asked=20, used=20).name
+        >>> Difference("num_epochs", saved=10, requested=20, used=20).name
         'num_epochs'
     """
 
     name: str
     saved: Any
-    asked: Any
+    requested: Any
     used: Any
 
 
-def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
+def compare_settings(saved: Mapping[str, Any], requested: Mapping[str, Any]) -> list[Difference]:
     """Return the settings that differ, in the order in which they are listed.
 
     Args:
         saved: The settings of the run that was saved.
-        asked: The settings of the run that resumes it.
+        requested: The settings of the run that resumes it.
 
     Example:
-        >>> compare_settings({"num_epochs": 3, "seed": 7}, {"num_epochs": 5, "seed": 8})
-        [Difference(name='num_epochs', saved=3, asked=5, used=5), Difference(name='seed', saved=7, asked=8, used=7)]
+        >>> compare_settings({"shuffle": True, "seed": 7}, {"shuffle": True, "seed": 8})
+        [Difference(name='seed', saved=7, requested=8, used=7)]
     """
     differences: list[Difference] = []
-    for name in (*asked, *(name for name in saved if name not in asked)):
-        before, now = _setting(saved, name), _setting(asked, name)
+    for name in (*requested, *(name for name in saved if name not in requested)):
+        before, now = _setting(saved, name), _setting(requested, name)
         if name == "arithmetic":
             before, now = _parts_that_differ(before or {}, now or {})
         if before != now:
@@ -160,8 +160,8 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
 def _parts_that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
     """The entries of two settings that differ, as text; none where only one run has the setting."""
     names = [name for name in {**before, **now} if before and now and before.get(name) != now.get(name)]
-    saved, asked = (", ".join(f"{name}: {of.get(name)}" for name in names) for of in (before, now))
-    return saved, asked
+    saved, requested = (", ".join(f"{name}: {of.get(name)}" for name in names) for of in (before, now))
+    return saved, requested
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
@@ -191,11 +191,11 @@ def with_schedule_lengths(
 
 
 def _length_used(one: Difference, *, is_new: bool, follows_script: bool) -> Any:
-    if is_new or one.saved is None or one.asked is None:
-        return one.asked
+    if is_new or one.saved is None or one.requested is None:
+        return one.requested
     if follows_script:
-        return f"{one.asked}, as far as the function of the script depends on it"
-    return f"{one.saved}; then what its scheduler does after its end" if one.asked > one.saved else one.saved
+        return f"{one.requested}, as far as the function of the script depends on it"
+    return f"{one.saved}; then what its scheduler does after its end" if one.requested > one.saved else one.saved
 
 
 def _follows_functions(state: Mapping[str, Any]) -> bool:
@@ -235,7 +235,7 @@ def refuse_differences(differences: Iterable[Difference], allowed: Collection[st
     ways = " ".join(advice[one.name] for one in refused if advice.get(one.name))
     raise CheckpointError(
         "The run would not continue as the one that was saved.",
-        given=", ".join(f"{one.name}={one.asked}" for one in refused),
+        given=", ".join(f"{one.name}={one.requested}" for one in refused),
         expected=f"{', '.join(f'{one.name}={one.saved}' for one in refused)} ({reasons})",
         do=f"{f'{ways} Or' if ways else 'Keep what was saved, or'} allow it by name: resume_allow=({names},).",
     )
@@ -250,7 +250,7 @@ def describe_differences(differences: Iterable[Difference]) -> str:
         num_epochs  10     20         20
     """
     rows = [["setting", "saved", "requested", "used"]]
-    rows += [[one.name, *map(_text, (one.saved, one.asked, one.used))] for one in differences]
+    rows += [[one.name, *map(_text, (one.saved, one.requested, one.used))] for one in differences]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -498,12 +498,12 @@ def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) ->
 
 
 def _compare_groups(
-    name: str, before: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]]
+    name: str, before: Sequence[Mapping[str, Any]], requested: Sequence[Mapping[str, Any]]
 ) -> list[Difference]:
     prefix = "" if name == OPTIMIZER else f"{name}, "
     return [
         one
-        for index, (old, new) in enumerate(zip(before, asked, strict=False))
+        for index, (old, new) in enumerate(zip(before, requested, strict=False))
         for one in compare_settings(
             {f"{prefix}group {index}: {setting}": value for setting, value in old.items() if setting in new},
             {f"{prefix}group {index}: {setting}": value for setting, value in new.items() if setting in old},
