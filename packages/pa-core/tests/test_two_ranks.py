@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.data import KeyedDataLoader
-from pa_core.device_reads import LateReader
+from pa_core.distributed.rank_sync import LateReader
 from pa_core.errors import RanksDifferError
 from pa_core.testing import RecordingCallback, make_regression
 from pa_core.types import SizedIterable

@@ -31,6 +31,7 @@ class Accumulation:
 
     Attributes:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
+        counts_items: Whether the steps count items; None before the first one.
         counts_samples: Whether samples are counted as items where a step counts none. This is the case for a stream, as
             nobody knows beforehand how many an update has.
         counts_nothing: Whether the last batch was counted as one without a sample or an item.
@@ -53,7 +54,7 @@ class Accumulation:
         self._num_processes = num_processes
         self._weighs_all = weighs_all
         self._counted_by = counted_by
-        self._counts_items: bool | None = None
+        self.counts_items: bool | None = None
         self._counted: MicroBatch | None = None
         self.reference_items: float | None = None
         self.items: float = 0.0
@@ -86,9 +87,9 @@ class Accumulation:
 
     def _count(self, batch_size: int, items: int | None) -> int | None:
         """Note what a batch holds; return the number of items that it weighs, None for its samples."""
-        if self._counts_items is None:
-            self._counts_items = items is not None
-        if self._counts_items != (items is not None):
+        if self.counts_items is None:
+            self.counts_items = items is not None
+        if self.counts_items != (items is not None):
             raise BatchOutputError(
                 "Some steps of this run count their items, and others do not.",
                 given=f"{self._counted_by} in earlier steps, and none in this one"
@@ -109,11 +110,8 @@ class Accumulation:
             total: The items of the update on all processes. A tensor on the device is not waited for, except after the
                 first update.
         """
-        if isinstance(total, Tensor) and self._counts_items is not None:
-            has_items = self._counts_items or self.counts_samples
-        else:  # a process without a sample so far learns it from the others
-            has_items = float(total) > 0
-        if not has_items:
+        is_known = isinstance(total, Tensor) and self.counts_items is not None
+        if not is_known and float(total) == 0:  # a process without a sample so far learns it from the others
             return
         reference = self.reference_items or 1.0
         if self.reference_items is None and float(total) > 0:

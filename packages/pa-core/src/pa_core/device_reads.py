@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class ScalarTransfer(Generic[TagT]):
     def send(self, scalar: Tensor, tag: TagT) -> None:
         """Start the way of a tensor with one element; ``tag`` comes back with the number."""
         scalar = scalar.detach().reshape(())
-        value, copied = _copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
+        value, copied = copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
         self._under_way.append(_Sent(tag, value, copied))
 
     def arrived(self) -> Iterator[tuple[TagT, float]]:
@@ -71,44 +71,6 @@ def _is_there(sent: _Sent[TagT]) -> bool:
     return sent.value.is_cpu if sent.copied is None else sent.copied.query()
 
 
-class LateReader:
-    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
-
-    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
-    waited for, and what was handed in is read at once.
-
-    Args:
-        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
-
-    Example:
-        >>> import torch
-        >>> reader = LateReader(delay=1)
-        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
-        [None, [1.0], [2.0]]
-    """
-
-    def __init__(self, delay: int) -> None:
-        self._delay = delay
-        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
-
-    def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
-        """Hand in the values of this call, and return the values of the call ``delay`` calls ago, if there was one.
-
-        Args:
-            values: A small tensor.
-            at_once: Waits for these values, returns them, and forgets what is still in progress.
-        """
-        if at_once:
-            self._under_way.clear()
-        self._under_way.append(_copy_to_host(values))
-        if len(self._under_way) <= self._delay and not at_once:
-            return None
-        on_host, copied = self._under_way.popleft()
-        if copied is not None:
-            copied.synchronize()
-        return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-
-
 def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
     if device.type != "cuda":
@@ -116,7 +78,12 @@ def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
-def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
+def copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Begin to copy a small tensor to the host; return the copy, and what tells that it is there on CUDA.
+
+    Args:
+        values: The tensor.
+    """
     if values.device.type == "cpu":
         return values, None
     on_host = torch.empty_like(values, device="cpu", pin_memory=values.device.type == "cuda")

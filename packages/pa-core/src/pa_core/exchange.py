@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import _accelerate
+from pa_core._torch import BUFFERS
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.distributed.collectives import broadcast_tensors, values_of_all
 from pa_core.distributed.comparison import require_same_settings
 from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.micro_batches import MicroBatch
-from pa_core.model_tensors import BufferPlaces
 from pa_core.parts import Part
 from pa_core.reproducible_checks import require_own_batches
 from pa_core.types import SizedIterable
@@ -246,6 +246,24 @@ class Alone:
         return False
 
 
+class _BufferPlaces:
+    """Where modules keep their buffers, found once: a forward pass may put other tensors there.
+
+    Args:
+        modules: The modules, as they are. Layers and names of buffers that come later are not found.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = dict.fromkeys(part for module in modules for part in module.modules())
+        held: list[dict[str, Tensor | None]] = [vars(part)[BUFFERS] for part in parts]
+        self._places = [(buffers, name) for buffers in held for name in buffers]
+
+    def tensors(self) -> list[Tensor]:
+        """Return what is there now, each tensor once."""
+        there = (buffers.get(name) for buffers, name in self._places)
+        return list({id(one): one for one in there if one is not None}.values())
+
+
 class Averaged(Alone):
     """Averages gradients over the processes during the last backward pass, with the flags behind them.
 
@@ -261,7 +279,7 @@ class Averaged(Alone):
         self._accelerator = accelerator
         self._exchanges: dict[Part, GradientExchange] = {}
         self._num_compared: dict[Part, int] = {}
-        self._buffers: BufferPlaces | None = None
+        self._buffers: _BufferPlaces | None = None
 
     @override
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
@@ -289,7 +307,7 @@ class Averaged(Alone):
         """Find the buffers of the models, unless the launcher was told to leave them alone."""
         for exchange in self._exchanges.values():
             exchange.end_update()
-        self._buffers = BufferPlaces(models().values()) if self.shares_buffers else None
+        self._buffers = _BufferPlaces(models().values()) if self.shares_buffers else None
 
     @override
     def end_epoch(self) -> None:

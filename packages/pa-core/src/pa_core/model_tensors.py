@@ -43,32 +43,6 @@ def buffers_of_module(module: nn.Module) -> list[Tensor]:
     return list(found.values())
 
 
-class BufferPlaces:
-    """Where modules keep their buffers, found once: a forward pass may put other tensors there.
-
-    Args:
-        modules: The modules, as they are. Layers and names of buffers that come later are not found.
-
-    Example:
-        >>> import torch
-        >>> norm = nn.BatchNorm1d(2)
-        >>> places = BufferPlaces([norm])
-        >>> norm.running_mean = torch.ones(2)
-        >>> places.tensors()[0]
-        tensor([1., 1.])
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        parts = dict.fromkeys(part for module in modules for part in module.modules())
-        held: list[dict[str, Tensor | None]] = [vars(part)[BUFFERS] for part in parts]
-        self._places = [(buffers, name) for buffers in held for name in buffers]
-
-    def tensors(self) -> list[Tensor]:
-        """Return what is there now, each tensor once."""
-        there = (buffers.get(name) for buffers, name in self._places)
-        return list({id(one): one for one in there if one is not None}.values())
-
-
 def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
     """Add what a module and those in it hold, each once; a module may even be in itself."""
     seen.add(id(module))

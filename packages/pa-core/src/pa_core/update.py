@@ -97,9 +97,10 @@ class AnyUpdate:
 
     # A batch
 
-    def _start_batch(self, place: MicroBatch, batch: Any) -> Any:
-        """Begin a batch; return what is computed with, None where nothing needs to be."""
-        session = self._session
+    def _start_next_batch(self) -> Any:
+        """Begin the next batch; return what is computed with, None where nothing needs to be."""
+        self.place, batch = self._batches.pop()
+        session, place = self._session, self.place
         session.progress.step = place.step
         session.means.is_in_step = True
         session.exchange.start_batch(place)
@@ -155,8 +156,9 @@ class AnyUpdate:
         own_items = part.accumulation.items
         totals = session.exchange.finish(part, partial(session.rank_sync.local_flags, own_items))
         items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
-        if totals is not None or own_items:
-            part.accumulation.scale_gradients(part.parameters, items)
+        counts = part.accumulation
+        if own_items if totals is None else counts.counts_items is not False or counts.counts_samples:
+            counts.scale_gradients(part.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
         scaler = session.setup.accelerator.scaler
@@ -231,19 +233,15 @@ class TrainerUpdate(AnyUpdate):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of this process on the device; None where it has none and may leave it out."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next batch."""
-        before, session = self.place, self._session
-        if before is not BEFORE_FIRST:
-            samples = before.global_samples or self._part.accumulation.last_batch_size * session.setup.num_processes
+        session = self._session
+        while True:
+            yield self._start_next_batch()
+            place = self.place
+            samples = place.global_samples or self._part.accumulation.last_batch_size * session.setup.num_processes
             session.progress.samples_in_group += samples
-            if before.ends_group:
-                raise StopIteration
+            if place.ends_group:
+                return
             session.means.end_step()
-        self.place, batch = self._batches.pop()
-        return self._start_batch(self.place, batch)
 
     def backward(self, batch: Any, output: Mapping[str, Any]) -> None:
         """Report the loss of a step, and add its gradients to the update.

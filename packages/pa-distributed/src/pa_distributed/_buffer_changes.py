@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from pa_distributed._torch import BUFFERS, foreach, versions_of
+from pa_distributed._torch import BUFFERS, all_gather_single, foreach, versions_of
+from pa_distributed._tree import Node, nodes_of_ranks, push
 
 Changes: TypeAlias = dict[int, Tensor]
 """By the number of the group, in double precision: its weighed change, or the whole numbers that all agree on.
@@ -32,6 +33,7 @@ class _Group:
     """Buffers of one type that are looked at together, as each operation takes longer for its beginning than for them.
 
     Attributes:
+        tensors: What they are.
         is_weighed: Whether the mean of their changes counts; whole numbers have to agree.
         numel: How many elements they have.
         saved: What they were before the update, one after the other.
@@ -40,18 +42,23 @@ class _Group:
     def __init__(self, members: Sequence[_Buffer], *, always_changes: bool) -> None:
         self._members = members
         self._always_changes = always_changes
-        self._tensors = [one.tensor for one in members]
-        self._sizes = [tensor.numel() for tensor in self._tensors]
+        self.tensors: list[Tensor] = [one.tensor for one in members]
+        self._sizes = [tensor.numel() for tensor in self.tensors]
         self._versions = self._saved_versions = [-1]
-        self.is_weighed: bool = self._tensors[0].is_floating_point()
+        self._copy = foreach("copy_")
+        self.is_weighed: bool = self.tensors[0].is_floating_point()
         self.numel: int = sum(self._sizes)
         self.saved: Tensor = torch.empty(0)
 
-    def save(self) -> None:
-        """Keep what they are; a copy that is still true is kept."""
-        self._versions = versions_of(self._tensors)
-        if self._always_changes or self._saved_versions != self._versions:
-            self._saved_versions, self.saved = self._versions, _flat(self._tensors)
+    def save(self, versions: list[int]) -> None:
+        """Keep what they are; a copy that is still true is kept.
+
+        Args:
+            versions: Those of the tensors.
+        """
+        self._versions = versions
+        if self._always_changes or self._saved_versions != versions:
+            self._saved_versions, self.saved = versions, _flat(self.tensors)
 
     def restore(self) -> None:
         """Let them be what was saved."""
@@ -65,14 +72,24 @@ class _Group:
         Args:
             flat: The values one after the other.
         """
-        pieces = zip(torch.split(flat, self._sizes), self._tensors, strict=True)
-        foreach("copy_", self._tensors, [piece.view(tensor.shape) for piece, tensor in pieces])
-        self._versions = versions_of(self._tensors)
+        pieces = zip(torch.split(flat, self._sizes), self.tensors, strict=True)
+        self._copy(self.tensors, [piece.view(tensor.shape) for piece, tensor in pieces])
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether they may be something else than when they were saved."""
-        if self._always_changes or versions_of(self._tensors) != self._versions:
+    def follow(self, versions: list[int]) -> None:
+        """Take what they are from here on for unchanged.
+
+        Args:
+            versions: Those of the tensors.
+        """
+        self._versions = versions
+
+    def has_changed(self, versions: list[int]) -> bool:
+        """Return whether they may be something else than when they were saved.
+
+        Args:
+            versions: Those of the tensors.
+        """
+        if self._always_changes or versions != self._versions:
             return True
         return any(one.holder.get(one.key) is not one.tensor for one in self._members)
 
@@ -104,27 +121,26 @@ class _Group:
 
 
 class Buffers:
-    """Lets each micro-batch of an update begin with the same buffers, and finds what it has changed.
+    """Lets each micro-batch of an update begin with the same buffers, and adds up what all of them change.
 
     Args:
         modules: The modules by name.
+        world: The number of processes.
+
+    Attributes:
+        num_groups: The number of groups that the buffers are looked at in; 0 where there are none.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], world: int) -> None:
         self._modules = modules
+        self._world = world
         self._holders: list[tuple[str, dict[str, Tensor | None]]] = []
         self._found: list[int] = []
         self._groups: list[_Group] = []
+        self._nodes: list[Node[Changes]] = []
+        self._count = 0
+        self.num_groups: int = 0
         self.find()
-
-    @property
-    def exist(self) -> bool:
-        """Whether any module has one."""
-        return bool(self._holders)
-
-    def __len__(self) -> int:
-        """Return the number of groups that they are looked at in."""
-        return len(self._groups)
 
     def find(self) -> None:
         """Look again for the modules that have buffers; what they hold is looked at for each update."""
@@ -135,9 +151,18 @@ class Buffers:
             if vars(part)[BUFFERS]
         ]
 
+    def start_update(self, count: int) -> None:
+        """Keep what the buffers are before an update.
+
+        Args:
+            count: The number of its micro-batches on all processes.
+        """
+        self._nodes, self._count = [], count
+        self.save()
+
     @torch.no_grad()
     def save(self) -> None:
-        """Keep what the buffers are before the update; only those that have changed since the last one are copied."""
+        """Keep what the buffers are, between two updates; only those that have changed since are copied."""
         found = {
             id(tensor): _Buffer(f"{path}.{key}", holder, key, tensor)
             for path, holder in self._holders
@@ -146,36 +171,92 @@ class Buffers:
         }
         if self._found != list(found):
             self._found, self._groups = list(found), _grouped(found.values())
-        for group in self._groups:
-            group.save()
+            self.num_groups = len(self._groups)
+        for group, versions in self._with_versions():
+            group.save(versions)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Let the buffers be what they were before the update."""
-        for group in self._groups:
-            if group.has_changed:
-                group.restore()
+        """Let the buffers be what they were when they were kept."""
+        changed = [group for group, versions in self._with_versions() if group.has_changed(versions)]
+        for group in changed:
+            group.restore()
+        if changed:
+            self._follow()
 
     @torch.no_grad()
-    def changes(self, weight: float | None) -> Changes:
-        """Return what a micro-batch has changed.
+    def take(self, index: int, weight: float) -> None:
+        """Take what a micro-batch has changed.
 
         Args:
-            weight: Its part in the samples of the update; None for the only one, which tells what buffers are now, as
-                a difference that is added again may be rounded.
+            index: Its number in the update.
+            weight: Its part in the samples of the update.
 
         Raises:
-            ValueError: A buffer has another shape or type than before.
+            ValueError: A buffer has another shape or type than before; or whole numbers differ.
         """
+        if not self._groups:
+            return
         changes: Changes = {}
-        for number, group in enumerate(self._groups):
-            if group.has_changed:
+        for number, (group, versions) in enumerate(self._with_versions()):
+            if group.has_changed(versions):
                 changes[number] = now = group.values().double()
-                if weight is not None and group.is_weighed:
+                # Of the only one, what buffers are now: a difference that is added again may be rounded.
+                if self._count > 1 and group.is_weighed:
                     changes[number] = (now - _base(group.saved)) * weight
-        return changes
+        push(self._nodes, Node(0, index, changes), self._count, self._add)
 
-    def add(self, left: Changes, right: Changes) -> Changes:
+    def changed(self) -> list[bool]:
+        """Return which groups any micro-batch of this process has changed."""
+        numbers = {number for node in self._nodes for number in node.value}
+        return [number in numbers for number in range(self.num_groups)]
+
+    @torch.no_grad()
+    def finish(self, changed: Sequence[bool]) -> None:
+        """Change the buffers by what all micro-batches of the update add up to; every process must call this.
+
+        Args:
+            changed: Which groups any process has changed.
+        """
+        numbers = [number for number, is_changed in enumerate(changed) if is_changed]
+        if self._world > 1 and numbers:
+            self._gather(numbers)
+        self.restore()
+        for number, change in (self._nodes[0].value if self._nodes else {}).items():
+            group = self._groups[number]
+            saved = group.saved
+            if group.is_weighed:
+                group.assign((change if self._count == 1 else _base(saved) + change).to(saved.dtype))
+            else:  # what is larger than a double holds exactly, and did not change, stays
+                group.assign(torch.where(saved.double() == change, saved, change.to(saved.dtype)))
+        self._follow()
+
+    def _gather(self, numbers: Sequence[int]) -> None:
+        """Add up the nodes of all processes."""
+        of_ranks = nodes_of_ranks(self._count, self._world)
+        sizes = [self._groups[number].numel for number in numbers]
+        most = max(map(len, of_ranks))
+        own = torch.zeros(most, sum(sizes), dtype=torch.float64, device=self._groups[0].saved.device)
+        for node, row in zip(self._nodes, own, strict=False):
+            row.copy_(torch.cat([self._change(node.value, number) for number in numbers]))
+        gathered = own.new_empty(self._world * most, sum(sizes))
+        all_gather_single(gathered, own)
+        self._nodes = []
+        for of_rank, flats in zip(of_ranks, gathered.view(self._world, most, sum(sizes)), strict=True):
+            for one, flat in zip(of_rank, flats, strict=False):
+                value = dict(zip(numbers, torch.split(flat, sizes), strict=True))
+                push(self._nodes, Node(one.level, one.place, value), self._count, self._add)
+
+    def _with_versions(self) -> Iterator[tuple[_Group, list[int]]]:
+        """Iterate over the groups and the versions of their tensors, which are read at once."""
+        versions = iter(versions_of([tensor for group in self._groups for tensor in group.tensors]))
+        return ((group, list(islice(versions, len(group.tensors)))) for group in self._groups)
+
+    def _follow(self) -> None:
+        for group, versions in self._with_versions():
+            group.follow(versions)
+
+    def _add(self, left: Changes, right: Changes) -> Changes:
         """Return the changes of two nodes together.
 
         Raises:
@@ -198,55 +279,12 @@ class Buffers:
                     )
         return left
 
-    @torch.no_grad()
-    def apply(self, changes: Changes, *, is_only: bool) -> None:
-        """Change the buffers by what all micro-batches of the update add up to.
-
-        Args:
-            changes: The sum.
-            is_only: Whether they are of the only one.
-        """
-        self.restore()
-        for number, change in changes.items():
-            group = self._groups[number]
-            saved = group.saved
-            if group.is_weighed:
-                group.assign((change if is_only else _base(saved) + change).to(saved.dtype))
-            else:  # what is larger than a double holds exactly, and did not change, stays
-                group.assign(torch.where(saved.double() == change, saved, change.to(saved.dtype)))
-
-    def flat(self, changes: Changes, numbers: Sequence[int]) -> Tensor:
-        """Return the changes of some buffers one after the other; whole numbers that are the same as before are NaN.
-
-        Args:
-            changes: The changes.
-            numbers: The numbers of the groups.
-        """
-        return torch.cat([self._change(changes, number) for number in numbers])
-
     def _change(self, changes: Changes, number: int) -> Tensor:
+        """Return the change of a group; whole numbers that are the same as before are NaN."""
         if number in changes:
             return changes[number]
         group = self._groups[number]
         return torch.full_like(group.saved, 0.0 if group.is_weighed else math.nan, dtype=torch.float64)
-
-    def unflat(self, flat: Tensor, numbers: Sequence[int]) -> Changes:
-        """Return what ``flat`` was made of.
-
-        Args:
-            flat: Its result.
-            numbers: As there.
-        """
-        pieces = torch.split(flat, [self._groups[number].numel for number in numbers])
-        return dict(zip(numbers, pieces, strict=True))
-
-    def numel(self, numbers: Sequence[int]) -> int:
-        """Return how many elements groups have.
-
-        Args:
-            numbers: Their numbers.
-        """
-        return sum(self._groups[number].numel for number in numbers)
 
 
 def _grouped(buffers: Iterable[_Buffer]) -> list[_Group]:

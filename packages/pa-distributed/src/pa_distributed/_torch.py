@@ -81,14 +81,13 @@ def seconds_until_timeout() -> float:
     return math.inf
 
 
-def foreach(operation: str, *arguments: Any) -> Any:
-    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+def foreach(operation: str) -> Callable[..., Any]:
+    """Return the operation on lists of tensors, as torch's optimizers apply it; tensor by tensor, each is a call.
 
     Args:
-        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
-        *arguments: What it takes. No list may be empty.
+        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``. No list that it takes may be empty.
     """
-    return _private(torch, f"_foreach_{operation}")(*arguments)
+    return cast("Callable[..., Any]", _private(torch, f"_foreach_{operation}"))
 
 
 def after_backward_pass(call: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pa_distributed._buffer_changes import Buffers, Changes
+from pa_distributed._buffer_changes import Buffers
 from pa_distributed._processes import num_processes
 from pa_distributed._torch import all_gather_single, foreach, versions_of
 from pa_distributed._tree import Node, block_of, nodes_of_ranks, push
@@ -85,6 +85,7 @@ class _Bucket:
         self.received = parameters[0].new_empty(0)
         self.work: Any = None
         self.swapped: _Flat
+        self._copy, self._zero = foreach("copy_"), foreach("zero_")
 
     def start_update(self) -> None:
         """Take all memory back."""
@@ -104,9 +105,9 @@ class _Bucket:
         ]
         absent = [view for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is None]
         if there:
-            foreach("copy_", *map(list, zip(*there, strict=True)))
+            self._copy(*map(list, zip(*there, strict=True)))
         if absent:
-            foreach("zero_", absent)
+            self._zero(absent)
         push(self.nodes, Node(0, index, flat), count, self._add)
 
     def lend(self) -> _Flat:
@@ -176,10 +177,9 @@ class GradientTree:
         self._world = num_processes()
         self._rank = dist.get_rank() if self._world > 1 else 0
         named = {str(number): module for number, module in enumerate(self._modules)} if called is None else called
-        self._buffers = Buffers(named)
+        self._buffers = Buffers(named, self._world)
         self._called = [*self._modules, *named.values()]
         self._is_first_update = True
-        self._changes: list[Node[Changes]] = []
         self._all: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._trainable: list[bool] = []
@@ -217,14 +217,14 @@ class GradientTree:
         for bucket in self._buckets:
             bucket.start_update()
         self._present = [False] * len(self._parameters)
-        self._count, self._num_started, self._changes = count, 0, []
+        self._count, self._num_started = count, 0
         self._is_open = self._is_first = True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
-        self.save_buffers()
+        self._buffers.start_update(count)
         # Then both may send all of it: as many bytes, in one exchange instead of two.
         self._swaps = self._world == _PAIR and max(map(len, nodes_of_ranks(count, self._world))) == 1
         if self._swaps and self._buckets:
-            self._buckets[-1].reserve(self._num_values + len(self._present) + len(self._buffers))
+            self._buckets[-1].reserve(self._num_values + len(self._present) + self._buffers.num_groups)
 
     def start_batch(self, *, overlaps: bool = False) -> None:
         """Begin the next micro-batch of this process.
@@ -235,7 +235,7 @@ class GradientTree:
         """
         self._clear_gradients()
         if not self._is_first:
-            self.restore_buffers()
+            self._buffers.restore()
         self._is_first = False
         self._versions = versions_of(self._parameters_to_watch())
         if overlaps and len(self._upcoming) == 1 and self._world > 1:
@@ -263,9 +263,7 @@ class GradientTree:
             self._present[number] |= one.grad is not None
         if self._world == self._count == 1:  # gradients and buffers are the result already
             return
-        if self._buffers.exist:
-            changes = self._buffers.changes(None if self._count == 1 else weight)
-            push(self._changes, Node(0, index, changes), self._count, self._buffers.add)
+        self._buffers.take(index, weight)
         for bucket in self._buckets:
             if not bucket.is_sent:
                 bucket.take(index, self._count)
@@ -282,8 +280,8 @@ class GradientTree:
         if self._world == self._count == 1:
             return torch.tensor(values, dtype=torch.float64, device=self._device)
         sums, present = self._exchange(values)
-        if self._buffers.exist:
-            self._finish_buffers(present[len(self._parameters) :])
+        if self._buffers.num_groups:
+            self._buffers.finish(present[len(self._parameters) :])
         if self._world > 1:
             self._receive()
         is_present = dict(zip(map(id, self._parameters), present, strict=False))
@@ -306,13 +304,11 @@ class GradientTree:
 
     def save_buffers(self) -> None:
         """Keep what the buffers are, between two updates."""
-        if self._buffers.exist:
-            self._buffers.save()
+        self._buffers.save()
 
     def restore_buffers(self) -> None:
         """Let the buffers be what they were when they were kept."""
-        if self._buffers.exist:
-            self._buffers.restore()
+        self._buffers.restore()
 
     def close(self) -> None:
         """Leave the parameters alone."""
@@ -331,8 +327,8 @@ class GradientTree:
         for of_dtype in by_dtype.values():
             for group in _grouped(of_dtype, self._bucket_bytes):
                 self._buckets.append(_Bucket(group, self._world))
-        if self._world > 1:
-            for bucket in self._buckets:
+        if self._world > 1:  # the last bucket waits for the notes, which are not known before the pass has ended
+            for bucket in self._buckets[:-1]:
                 for parameter in bucket.parameters:
                     untyped: Any = parameter  # torch annotates the method only in part
                     hook = untyped.register_post_accumulate_grad_hook(partial(self._note_gradient, bucket))
@@ -354,7 +350,6 @@ class GradientTree:
                 "go backward through the sum."
             )
         bucket.awaited.discard(id(parameter))
-        # The last one waits for the notes, which are not known before the pass has ended.
         while self._num_started < len(self._buckets) - 1 and not self._buckets[self._num_started].awaited:
             started = self._buckets[self._num_started]
             started.take(self._upcoming[-1], self._count)
@@ -374,8 +369,7 @@ class GradientTree:
             The sums of the values, and of which parameters and buffers any process has a gradient or a change. Only
             where this process has not all gradients, or there are buffers, is anything read from the device.
         """
-        changed = {number for node in self._changes for number in node.value}
-        present = [*self._present, *(number in changed for number in range(len(self._buffers)))]
+        present = [*self._present, *self._buffers.changed()] if self._buffers.num_groups else self._present
         if self._world == 1:
             return torch.tensor(values, dtype=torch.float64, device=self._device), present
         own = torch.tensor([*values, *present], dtype=torch.float64)
@@ -391,7 +385,7 @@ class GradientTree:
             all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
             of_each = gathered.view(self._world, -1)
         sums, of_any = torch.tensor_split(of_each.sum(0), [self._num_values])
-        if all(self._present) and not len(self._buffers):
+        if all(self._present) and not self._buffers.num_groups:
             return sums, present
         return sums, cast("list[bool]", (of_any > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
@@ -437,26 +431,6 @@ class GradientTree:
         for bucket in self._buckets:
             bucket.work.wait()
             bucket.work = bucket.awaited = None
-
-    # Buffers
-
-    @torch.no_grad()
-    def _finish_buffers(self, changed: Sequence[bool]) -> None:
-        numbers = [number for number, is_changed in enumerate(changed) if is_changed]
-        if self._world > 1 and numbers:
-            of_ranks = nodes_of_ranks(self._count, self._world)
-            size, most = self._buffers.numel(numbers), max(map(len, of_ranks))
-            own = torch.zeros(most, size, dtype=torch.float64, device=self._device)
-            for node, row in zip(self._changes, own, strict=False):
-                row.copy_(self._buffers.flat(node.value, numbers))
-            gathered = own.new_empty(self._world * most, size)
-            all_gather_single(gathered, own)
-            self._changes = []
-            for of_rank, flats in zip(of_ranks, gathered.view(self._world, most, size), strict=True):
-                for one, flat in zip(of_rank, flats, strict=False):
-                    value = self._buffers.unflat(flat, numbers)
-                    push(self._changes, Node(one.level, one.place, value), self._count, self._buffers.add)
-        self._buffers.apply(self._changes[0].value if self._changes else {}, is_only=self._count == 1)
 
     @property
     def _device(self) -> torch.device:

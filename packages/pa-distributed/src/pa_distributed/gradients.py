@@ -111,6 +111,7 @@ class GradientExchange:
         self._averages: Literal["nothing", "last pass", "each pass"] = "nothing"
         self._overlaps = self._is_stale = self._is_queued = False
         self._num_started = 0
+        self._copy = foreach("copy_")
         self.parameters: list[nn.Parameter] = []
         self._all: list[nn.Parameter] = []
         self._sparse: list[nn.Parameter] = []
@@ -270,7 +271,7 @@ class GradientExchange:
                 bucket.views[number].zero_()
         there = [(view, one) for view, one in zip(bucket.views, gradients, strict=True) if one is not None]
         if there:
-            foreach("copy_", *map(list, zip(*there, strict=True)))
+            self._copy(*map(list, zip(*there, strict=True)))
         bucket.gradients.div_(self._num_processes)
         bucket.exchange = _collectives.all_reduce(bucket.flat, async_op=True)
 
@@ -289,7 +290,7 @@ class GradientExchange:
         for bucket in self._buckets:
             bucket.exchange.wait()
             bucket.exchange = None
-            _take_back(bucket)
+            _take_back(bucket, self._copy)
         return last.values.clone()
 
 
@@ -307,12 +308,12 @@ def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> Iterator[list[nn
         yield group
 
 
-def _take_back(bucket: _Bucket) -> None:
+def _take_back(bucket: _Bucket, copy: Callable[..., Any]) -> None:
     """Give the parameters the means; only where this process had no gradient is anything read from the device."""
     gradients = [parameter.grad for parameter in bucket.parameters]
     there = [(one, view) for one, view in zip(gradients, bucket.views, strict=True) if one is not None]
     if there:
-        foreach("copy_", *map(list, zip(*there, strict=True)))
+        copy(*map(list, zip(*there, strict=True)))
     if len(there) < len(gradients):
         on_others = (bucket.is_present != 0).cpu()
         for number, parameter in enumerate(bucket.parameters):

@@ -130,16 +130,17 @@ class Update(AnyUpdate, Generic[BatchT]):
         if self.place is not BEFORE_FIRST:
             self._session.means.end_step()
         self._losses, self._logged = {}, set()
-        self.place, batch = self._batches.pop()
-        if self._is_inner:
-            self._session.means.is_in_step = True
-            self._session.exchange.start_batch(self.place)
-        else:
-            batch = self._start_batch(self.place, batch)
+        batch = self._start_inner_batch() if self._is_inner else self._start_next_batch()
         self._batch, self._is_in_batch = batch, True
         self._samples = 0 if self.place.is_empty else self.place.samples or count_samples(batch)
         started: BatchT = batch
         return started
+
+    def _start_inner_batch(self) -> Any:
+        self.place, batch = self._batches.pop()
+        self._session.means.is_in_step = True
+        self._session.exchange.start_batch(self.place)
+        return batch
 
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from pa_core.device_reads import LateReader, to_device
+from pa_core.device_reads import copy_to_host, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import Describe, require_same
 from pa_core.errors import NonFiniteLossError, StopTrainingError
@@ -48,6 +49,44 @@ class Request:
         """Return whether all processes are to do it now, and start over."""
         agreed, self.is_agreed = self.is_agreed, False
         return agreed
+
+
+class LateReader:
+    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
+
+    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
+    waited for, and what was handed in is read at once.
+
+    Args:
+        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
+
+    Example:
+        >>> import torch
+        >>> reader = LateReader(delay=1)
+        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
+        [None, [1.0], [2.0]]
+    """
+
+    def __init__(self, delay: int) -> None:
+        self._delay = delay
+        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
+
+    def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
+        """Hand in the values of this call, and return the values of the call ``delay`` calls ago, if there was one.
+
+        Args:
+            values: A small tensor.
+            at_once: Waits for these values, returns them, and forgets what is still in progress.
+        """
+        if at_once:
+            self._under_way.clear()
+        self._under_way.append((values, None) if values.is_cpu else copy_to_host(values))
+        if len(self._under_way) <= self._delay and not at_once:
+            return None
+        on_host, copied = self._under_way.popleft()
+        if copied is not None:
+            copied.synchronize()
+        return _to_list(on_host)
 
 
 class RankSync:
