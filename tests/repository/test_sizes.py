@@ -34,9 +34,9 @@ LIMITS = {
 
 MOVES = {
     "one process": 40,
-    "two processes": 84,
-    "reproducible": 92,
-    "reproducible on two processes": 164,
+    "two processes": 66,
+    "reproducible": 70,
+    "reproducible on two processes": 105,
 }
 """The most calls and returns of an update that lead into another file of ours."""
 
