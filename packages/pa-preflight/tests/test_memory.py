@@ -7,33 +7,20 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import Trainer
 from pa_preflight import check
+from tests.support.pa_preflight.scripts import layer
 
 MOST = 1.8
 """Times the memory of the run; a copy of weights and another step without a graph."""
 
 
-class _Words(nn.Module):
-    """Many words, so that logits take the memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(2000, 16), nn.Linear(16, 2000)
-
-    @override
-    def forward(self, words: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.words(words))
-        return logits.transpose(1, 2)
-
-
 def _large_activations() -> tuple[nn.Module, TensorDataset]:
-    layers = [layer for _ in range(5) for layer in (nn.Linear(128, 128), nn.GELU())]
+    layers = [one for _ in range(5) for one in (nn.Linear(128, 128), nn.GELU())]
     inputs = torch.randn(4096, 128)  # next to which the tables of some samples, a few megabytes, are small
     return nn.Sequential(*layers, nn.Linear(128, 4)), TensorDataset(inputs, inputs[:, :4].argmax(1))
 
@@ -45,7 +32,8 @@ def _large_weights() -> tuple[nn.Module, TensorDataset]:
 
 def _large_outputs() -> tuple[nn.Module, TensorDataset]:
     words = torch.randint(0, 2000, (64, 17))
-    return _Words(), TensorDataset(words[:, :-1].clone(), words[:, 1:].clone())
+    layers = [nn.Embedding(2000, 16), nn.Linear(16, 2000), layer(lambda logits: logits.transpose(1, 2))]
+    return nn.Sequential(*layers), TensorDataset(words[:, :-1].clone(), words[:, 1:].clone())
 
 
 def _most_memory(model: nn.Module, use: Callable[[], object]) -> int:

@@ -17,6 +17,7 @@ from pa_core import Trainer
 from pa_core.testing import make_regression
 from pa_preflight import Plan, plan
 from tests.support.pa_preflight.measured_memory import CASES, memory_of
+from tests.support.pa_preflight.scripts import Net
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,20 +57,10 @@ def test_memory_is_planned_for_an_accelerator_that_is_not_there() -> None:
     assert large.peak_on_accelerator == pytest.approx(3 * large.weights + large.optimizer, rel=0.1)
 
 
-class _NeedsValues(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        return outputs * float(inputs.numpy().max())
-
-
 def test_a_step_that_needs_values_is_planned_without_activations() -> None:
     """A note says why, and everything else is planned."""
-    planned = _planned(_NeedsValues())
+    model = Net(lambda net, x: net.layer(x) * float(x.numpy().max()), layer=nn.Linear(4, 1))
+    planned = _planned(model)
     assert (planned.memory.activations, planned.memory.peak, planned.memory.peak_on_accelerator) == (None, None, None)
     assert len(planned.notes) == 1
     assert "memory of an update could not be found without values" in planned.notes[0]
@@ -88,22 +79,17 @@ def test_the_memory_of_a_reproducible_run_is_left_out() -> None:
     assert ["reproducible" in note for note in planned.notes] == [True]
 
 
-class _Random(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-        self.num_calls = 0
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        self.num_calls += 1
-        return outputs[inputs[:, 0] > -9] if self.num_calls % 2 else outputs * inputs.abs().max().item()
+def _differs(net: Any, inputs: Tensor) -> Tensor:
+    outputs: Tensor = net.layer(inputs)
+    net.num_calls += 1
+    return outputs[inputs[:, 0] > -9] if net.num_calls % 2 else outputs * inputs.abs().max().item()
 
 
 def test_a_step_that_is_another_one_each_time_is_not_traced() -> None:
     """What one of them reads is nothing that another one can be told."""
-    planned = _planned(_Random())
+    model = Net(_differs, layer=nn.Linear(4, 1))
+    vars(model)["num_calls"] = 0
+    planned = _planned(model)
     assert planned.memory.peak is None
     assert "Two steps with the same batch differ" in planned.notes[0]
 

@@ -16,12 +16,11 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import Trainer
 from pa_preflight import plan
 from tests.support.pa_preflight.models import recurrent
-from tests.support.pa_preflight.scripts import Script
+from tests.support.pa_preflight.scripts import Net, Script, layer
 
 _TABLE = Path(__file__).parents[3] / "docs" / "maintainers" / "planned-memory-figures.md"
 _WORDS = 5_000
@@ -57,61 +56,42 @@ class Memory(NamedTuple):
     measured: int
 
 
-class _Encoder(nn.Module):
-    def __init__(self, *, keeps_activations: bool = True) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(_WORDS, 64)
-        layers = (nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3))
-        self.layers = nn.ModuleList(layers)
-        self.head = nn.Linear(64, 10)
-        self.keeps_activations = keeps_activations
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden: Tensor = self.embedding(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden) if self.keeps_activations else checkpoint(layer, hidden, use_reentrant=False)
-        outputs: Tensor = self.head(hidden.mean(1))
+def _encoder(*, keeps_activations: bool = True) -> Net:
+    def compute(net: Any, tokens: Tensor) -> Tensor:
+        hidden: Tensor = net.embedding(tokens)
+        for one in net.layers:
+            hidden = one(hidden) if keeps_activations else checkpoint(one, hidden, use_reentrant=False)
+        outputs: Tensor = net.head(hidden.mean(1))
         return outputs
 
-
-class _NextWords(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Embedding(_WORDS, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, _WORDS))
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        outputs: Tensor = self.layers(tokens)
-        return outputs.transpose(1, 2)
+    embedding = nn.Embedding(_WORDS, 64)
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(3))
+    return Net(compute, embedding=embedding, layers=layers, head=nn.Linear(64, 10))
 
 
-class _CutAndMasked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(_WORDS, 64)
-        self.layer = nn.Linear(64, 128)
-        self.head = nn.Linear(128, 10)
+def _next_words() -> nn.Module:
+    layers = [nn.Embedding(_WORDS, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, _WORDS)]
+    return nn.Sequential(*layers, layer(lambda outputs: outputs.transpose(1, 2)))
 
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
+
+def _cut_and_masked() -> Net:
+    def compute(net: Any, tokens: Tensor) -> Tensor:
         tokens = tokens[:, : int((tokens > 0).sum(1).max().item())]
         texts, _ = (tokens > 0).nonzero(as_tuple=True)
-        words = self.layer(self.embedding(tokens)[tokens > 0]).relu()
-        outputs: Tensor = self.head(words.new_zeros(len(tokens), 128).index_add(0, texts, words))
+        words = net.layer(net.embedding(tokens)[tokens > 0]).relu()
+        outputs: Tensor = net.head(words.new_zeros(len(tokens), 128).index_add(0, texts, words))
         return outputs
 
+    return Net(compute, embedding=nn.Embedding(_WORDS, 64), layer=nn.Linear(64, 128), head=nn.Linear(128, 10))
 
-class _InBf16(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
+def _in_bf16(model: nn.Module) -> Net:
+    def compute(net: Any, inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            outputs: Tensor = self.model(inputs)
+            outputs: Tensor = net.model(inputs)
         return outputs
+
+    return Net(compute, model=model)
 
 
 def _perceptron() -> nn.Module:
@@ -155,17 +135,17 @@ CASES: dict[str, Case] = {
     "perceptron, Adafactor": Case(_perceptron, partial(Adafactor, lr=1e-3), _vectors, 256),
     "perceptron, momentum, two batches an update": Case(_perceptron, _momentum, _vectors, 128, 2),
     "convolutions with batch norm, momentum": Case(_convolutions, _momentum, _pictures, 16),
-    "the same in bf16": Case(lambda: _InBf16(_convolutions()), _momentum, _pictures, 16),
-    "transformer, AdamW": Case(_Encoder, _adamw, _tokens, 16),
-    "the same with checkpoints": Case(partial(_Encoder, keeps_activations=False), _adamw, _tokens, 16),
-    "the same in bf16, fused AdamW": Case(lambda: _InBf16(_Encoder()), partial(_adamw, fused=True), _tokens, 16),
+    "the same in bf16": Case(lambda: _in_bf16(_convolutions()), _momentum, _pictures, 16),
+    "transformer, AdamW": Case(_encoder, _adamw, _tokens, 16),
+    "the same with checkpoints": Case(partial(_encoder, keeps_activations=False), _adamw, _tokens, 16),
+    "the same in bf16, fused AdamW": Case(lambda: _in_bf16(_encoder()), partial(_adamw, fused=True), _tokens, 16),
     "GRU, AdamW": Case(lambda: recurrent(nn.GRU(32, 128, batch_first=True), 10), _adamw, _series, 32),
     "LSTM, AdamW": Case(lambda: recurrent(nn.LSTM(32, 128, 2, batch_first=True), 10), _adamw, _series, 32),
     "sums of embeddings, momentum": Case(
         lambda: nn.Sequential(nn.EmbeddingBag(_WORDS, 64), nn.Linear(64, 10)), _momentum, _tokens, 16
     ),
-    "texts without padding, by item() and a mask": Case(_CutAndMasked, _sgd, _padded, 16),
-    "softmax over 5,000 words, AdamW": Case(_NextWords, _adamw, _texts, 8),
+    "texts without padding, by item() and a mask": Case(_cut_and_masked, _sgd, _padded, 16),
+    "softmax over 5,000 words, AdamW": Case(_next_words, _adamw, _texts, 8),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_data.rng import capture_rng_state, seed_rng
+from pa_preflight._arguments import is_overridden
 from pa_preflight._calls import FunctionCall
 from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._first_batch import FirstBatch, Forward
@@ -34,13 +34,11 @@ _CLOSE, _ORDERED = 1e-3, 1e-3
 _FEWEST_PARTS, _FEWEST_SAMPLES, _USED, _VIEWS = 3, 3, 2, 2
 
 
-def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+def check_batch(first: FirstBatch) -> Iterator[Finding]:
     """Yield what is wrong with the first batch.
 
     Args:
         first: The batch.
-        clip_norm: The largest norm of the gradients that the run allows; None for any.
-        clip_value: The largest element of the gradients that it allows; None for any.
     """
     if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in first.inputs):
         yield noticed(
@@ -58,7 +56,7 @@ def check_batch(first: FirstBatch, clip_norm: float | None, clip_value: float | 
     else:
         yield from _check_targets(first)
         yield from _check_size(first)
-        yield from _check_gradients(first, clip_norm, clip_value)
+        yield from _check_gradients(first)
     yield from _check_scale(first)
     yield from _check_outputs(first)
 
@@ -79,7 +77,9 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
         "targets-do-not-matter",
         "The loss is the same to the last digit when each sample gets the target of another one.",
         "Look at what calculate_train_batch_loss compares the outputs with.",
-        "note" if first.is_own_step and not any(_looks_wrong(call, first) for call in first.loss_calls) else "mistake",
+        "note"
+        if first.job.has_own_step and not any(_looks_wrong(call, first) for call in first.loss_calls)
+        else "mistake",
     )
 
 
@@ -153,16 +153,17 @@ def _check_size(first: FirstBatch) -> Iterator[Finding]:
             f"The loss of some samples is {once:.4g}, and {double:.4g} of the same samples twice: gradients grow "
             "with the batch, and the last batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
-            "note" if first.smallest_batch == first.batch_size else "mistake",
+            "note" if first.job.smallest_batch == first.job.batch_size else "mistake",
         )
 
 
-def _check_gradients(first: FirstBatch, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
+def _check_gradients(first: FirstBatch) -> Iterator[Finding]:
+    clip_norm: float | None = first.job.asked["gradient_clip_norm"]
+    clip_value: float | None = first.job.asked["gradient_clip_value"]
     if clip_norm is None and clip_value is None:
         return
     parameters = [one for one in first.model.parameters() if one.requires_grad]
-    seed_rng(0)
-    loss = first.calculate_loss(copy.deepcopy(first.batch))
+    loss = first.repeated()
     gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
     largest = max(float(one.abs().max()) for one in gradients if one is not None)
@@ -256,14 +257,24 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
         )
 
 
-def check_divisions(loss: Tensor, loss_calls: Sequence[FunctionCall], divisors: dict[str, int]) -> Iterator[Finding]:
-    """Yield a finding if a step divides a mean by what the trainer or the mean has divided by already.
+def check_step(first: FirstBatch) -> Iterator[Finding]:
+    """Yield what is wrong with the step that is made with the first batch, and with making it again.
 
     Args:
-        loss: The loss of the step.
-        loss_calls: The calls of loss functions within it.
-        divisors: Numbers that a loss may be divided by, with what they are.
+        first: The batch.
     """
+    if first.job.has_own_step:
+        yield from _check_divisions(first)
+        yield from _check_draws(first)
+        yield from _check_order(first)
+    yield from _check_modes(first)
+
+
+def _check_divisions(first: FirstBatch) -> Iterator[Finding]:
+    """Look for a step that divides a mean by what the trainer or the mean has divided by already."""
+    accumulated: int = first.job.asked["gradient_accumulation_steps"] or 1
+    divisors = {"accumulation steps": accumulated, "samples of the batch": first.job.batch_size}
+    loss, loss_calls = first.loss, first.loss_calls
     values = [float(call.value) for call in loss_calls if call.value is not None and not call.value.dim()]
     if len(values) != 1 or not float(loss) or not values[0]:
         return
@@ -279,45 +290,22 @@ def check_divisions(loss: Tensor, loss_calls: Sequence[FunctionCall], divisors: 
             return
 
 
-def check_step(
-    model: nn.Module, batch: Any, calculate_loss: Callable[[Any], Tensor], loss_of: Callable[[Any], float]
-) -> Iterator[Finding]:
-    """Yield what is wrong with a step that is made some times more.
-
-    Args:
-        model: The model, in training.
-        batch: The first batch.
-        calculate_loss: Returns the loss of a batch.
-        loss_of: As well, always with the same random numbers and without a graph.
-    """
-    yield from _check_draws(batch, calculate_loss)
-    yield from _check_order(model, batch, loss_of)
-
-
-def check_modes(model: nn.Module, modes: Mapping[int, bool], calculate_loss: Callable[[], Tensor]) -> Iterator[Finding]:
-    """Yield a finding if parts of the model are in evaluation mode where they compute the loss.
-
-    Args:
-        model: The model, as the first step has left it.
-        modes: What was in training mode before the first step, by identity.
-        calculate_loss: Makes the step, and returns its loss.
-    """
+def _check_modes(first: FirstBatch) -> Iterator[Finding]:
+    """Look for parts of the model that are in evaluation mode where they compute the loss."""
     outputs: list[tuple[nn.Module, Any]] = []
 
     def note(module: nn.Module, _args: object, output: Any) -> None:
-        if modes.get(id(module)) and not module.training:
+        if first.modes.get(id(module)) and not module.training:
             outputs.append((module, [one.grad_fn for one in tensors_in(output)]))
 
-    hooks: list[RemovableHandle] = [one.register_forward_hook(note) for one in model.modules()]
+    hooks: list[RemovableHandle] = [one.register_forward_hook(note) for one in first.model.modules()]
     try:
-        seed_rng(0)
-        with torch.enable_grad():
-            loss = calculate_loss()
+        loss = first.repeated()
     finally:
         for hook in hooks:
             hook.remove()
     graph = _graph_of(loss) if outputs else set[Any]()
-    names = {id(one): name or "the model" for name, one in named_layers(model)}
+    names = {id(one): name or "the model" for name, one in named_layers(first.model)}
     of_loss = [module for module, nodes in outputs if not graph.isdisjoint(nodes)]  # a metric has no part in the graph
     changed = {names[id(module)]: None for module in of_loss}
     if changed:
@@ -343,12 +331,10 @@ def _graph_of(loss: Tensor) -> set[Any]:
     return graph
 
 
-def _check_draws(batch: Any, calculate_loss: Callable[[Any], Tensor]) -> Iterator[Finding]:
+def _check_draws(first: FirstBatch) -> Iterator[Finding]:
     states: list[Tensor] = []
     for seed in (1, 2):
-        seed_rng(seed)
-        with torch.enable_grad():
-            calculate_loss(copy.deepcopy(batch))
+        first.repeated(seed)
         states.append(_drawn())
     if torch.equal(states[0], states[1]):
         yield noticed(
@@ -364,15 +350,15 @@ def _drawn() -> Tensor:
     return state
 
 
-def _check_order(model: nn.Module, batch: Any, loss_of: Callable[[Any], float]) -> Iterator[Finding]:
+def _check_order(first: FirstBatch) -> Iterator[Finding]:
     """Compare the loss with the loss of the same samples in another order, where nothing is random."""
-    tensors = tensors_in(batch)
-    if len({len(one) if one.dim() else 0 for one in tensors}) != 1:
+    batch = first.batch
+    if len({len(one) if one.dim() else 0 for one in tensors_in(batch)}) != 1:
         return
-    with in_evaluation_mode(model):
+    with in_evaluation_mode(first.model):
         seed_rng(0)
         before = _drawn()
-        losses = [loss_of(batch), loss_of(with_tensors(batch, flipped)), loss_of(batch)]
+        losses = [first.loss_of(one) for one in (batch, with_tensors(batch, flipped), batch)]
         is_random = not torch.equal(before, _drawn())
     if not is_random and losses[0] == losses[2] and abs(losses[1] - losses[0]) > _ORDERED * max(abs(losses[0]), 1e-6):
         yield noticed(
@@ -382,17 +368,16 @@ def _check_order(model: nn.Module, batch: Any, loss_of: Callable[[Any], float]) 
         )
 
 
-def check_parts(first: FirstBatch, evaluate: Callable[[Any], object] | None) -> Iterator[Finding]:
+def check_parts(first: FirstBatch) -> Iterator[Finding]:
     """Yield what is wrong with the parts of the first batch, such as the elements of a tuple.
 
     Args:
         first: The batch.
-        evaluate: The step of evaluations, where the script has its own.
     """
     parts = _parts_of(first.batch)
     if len(parts) >= _FEWEST_PARTS:
-        yield from _check_unused(first, parts, evaluate)
-    if first.is_own_step:
+        yield from _check_unused(first, parts)
+    if first.job.has_own_step:
         yield from _check_views(first, parts)
 
 
@@ -433,9 +418,7 @@ def _used_parts(batch: Any, step: Callable[[Any], object]) -> set[Hashable]:
     return {key for key, part in parts.items() if id(part) in used.tensors}
 
 
-def _check_unused(
-    first: FirstBatch, parts: dict[Hashable, Tensor], evaluate: Callable[[Any], object] | None
-) -> Iterator[Finding]:
+def _check_unused(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[Finding]:
     before = first.loss_of(first.batch)
     used = _used_parts(first.batch, lambda batch: _loss_with(first, batch))
     unused = [key for key, part in parts.items() if key not in used and not _identifies(part)]
@@ -444,11 +427,11 @@ def _check_unused(
     if first.loss_of(first.batch) == before:  # else the step changes what it depends on, such as a second network
         unused = [key for key in unused if first.loss_of(_exchanged(first.batch, key)) == before]
     evaluated: set[Hashable] = set()
-    if evaluate is not None:
+    if is_overridden(first.job.trainer, "calculate_eval_batch_loss"):
         with contextlib.suppress(Exception), torch.no_grad():  # of a step that takes other batches
-            evaluated = _used_parts(first.batch, evaluate)
+            evaluated = _used_parts(first.batch, first.job.trainer.calculate_eval_batch_loss)
     for key in unused:
-        is_meant = not first.is_own_step or key in evaluated or key in TARGET_KEYS or not _is_flag(parts[key])
+        is_meant = not first.job.has_own_step or key in evaluated or key in TARGET_KEYS or not _is_flag(parts[key])
         yield noticed(
             "part-of-batch-not-used",
             f"batch[{key!r}] differs between samples, and is not used by the step: its loss does not depend on it.",

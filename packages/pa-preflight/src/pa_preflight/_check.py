@@ -26,7 +26,7 @@ from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
 from pa_preflight._registry import LEVELS
 from pa_preflight._sample_checks import check_many_samples, check_samples
-from pa_preflight._samples import Job, Samples
+from pa_preflight._samples import Job, Samples, targets_of
 from pa_preflight._set_checks import check_evaluation_samples, check_sets
 from pa_preflight._steps import Steps
 
@@ -176,7 +176,7 @@ def _check_learning(job: Job, left_out: list[str], *, is_scheduled: bool) -> Ite
 
 
 def _check_targets(job: Job, steps: Steps) -> Iterator[Finding]:
-    observer, targets = steps.observer, job.train.targets()
+    observer, targets = steps.observer, targets_of(job.train)
     if observer.loss_calls:
         yield from check_all_targets(observer.loss_calls[:1], targets)
     yield from check_calls(observer.function_calls, targets)

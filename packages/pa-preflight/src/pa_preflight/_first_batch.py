@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pa_data.rng import seed_rng
 from pa_preflight._calls import FunctionCall
 from pa_preflight._models import in_evaluation_mode
+from pa_preflight._samples import Job
 from pa_preflight._tensors import tensors_in, with_tensors
 from pa_preflight._watching import ModelCall
 
@@ -23,30 +24,41 @@ class FirstBatch:
     """The first batch and what was seen of it.
 
     Attributes:
-        model: The model, in training.
+        job: The run that it begins.
         batch: The batch, on the device.
         loss: Its loss.
-        calculate_loss: Returns the loss of a batch.
+        modes: Which modules were in training mode before the step, by their identity.
         model_calls: The calls of the model.
         loss_calls: The calls of loss functions.
         layer_inputs: What the first layer with a matrix was called with.
-        batch_size: How many samples a batch has.
-        smallest_batch: How many the smallest batch of an epoch has.
-        is_own_step: Whether the step is one of the script, which may need no targets.
         needs_graph: Whether the step fails without a graph, as it computes gradients.
     """
 
-    model: nn.Module
+    job: Job
     batch: Any
     loss: Tensor
-    calculate_loss: Callable[[Any], Tensor]
+    modes: Mapping[int, bool]
     model_calls: list[ModelCall]
     loss_calls: list[FunctionCall]
     layer_inputs: list[Tensor]
-    batch_size: int
-    smallest_batch: int
-    is_own_step: bool
     needs_graph: bool = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, in training."""
+        model: nn.Module = self.job.trainer.get_model()
+        return model
+
+    def calculate_loss(self, batch: Any) -> Tensor:
+        """Return the loss of a batch, which the step may change."""
+        loss: Tensor = self.job.trainer.calculate_train_batch_loss(batch)["loss"]
+        return loss
+
+    def repeated(self, seed: int = 0) -> Tensor:
+        """Make the step with a copy of the batch, and return its loss with the graph."""
+        seed_rng(seed)
+        with torch.enable_grad():
+            return self.calculate_loss(copy.deepcopy(self.batch))
 
     def loss_of(self, batch: Any) -> float:
         """Return the loss of a batch, always with the same random numbers.
@@ -77,7 +89,7 @@ class FirstBatch:
         if call.output is None or not call.inputs or not call.output.dim():
             return None
         rows = {len(one) for one in (*call.inputs, call.output)}
-        return call if len(rows) == 1 and max(rows) <= self.batch_size else None
+        return call if len(rows) == 1 and max(rows) <= self.job.batch_size else None
 
 
 @dataclass

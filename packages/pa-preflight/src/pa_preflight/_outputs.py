@@ -11,19 +11,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
 
 from pa_data.rng import seed_rng
 from pa_preflight._calls import FunctionCall, FunctionCalls
 from pa_preflight._findings import Finding, noticed
 from pa_preflight._first_batch import FirstBatch, Forward, outputs_replaced
+from pa_preflight._samples import Job
 from pa_preflight._tensors import flipped, is_repeated, is_same, tensors_in, with_tensors
-from pa_preflight._watching import ModelCall
 
 _ROUNDED, _CLOSE, _CHANGED = 2e-6, 1e-4, 1e-3
 
 _FEW, _PARTS, _PADDED = 4, 4, 0.2
 
 _PART = 100_000
+
+_FEWEST_SAMPLES = 3
 
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -39,21 +42,16 @@ _DISTANCES = frozenset(
 """Operations whose results are distances as likely as scores, so that nobody knows what a perfect one is."""
 
 
-def check_dependence(
-    model: nn.Module, call: ModelCall, loss_calls: list[FunctionCall], batch: Any, *, is_shuffled: bool
-) -> Iterator[Finding]:
+def check_dependence(first: FirstBatch) -> Iterator[Finding]:
     """Yield what outputs of the model depend on that they must not, or do not depend on.
 
     Args:
-        model: The model.
-        call: Its call in the first step, whose inputs and output have a row for each sample.
-        loss_calls: The calls of loss functions in this step.
-        batch: The batch.
-        is_shuffled: Whether the samples of a batch are unrelated to the batch before.
+        first: The first batch.
     """
-    forward = Forward(model, call)
-    outputs = forward.outputs()
-    if not outputs:
+    call = first.call
+    forward = None if call is None or call.output is None else Forward(first.model, call)
+    outputs = [] if forward is None else forward.outputs()
+    if call is None or forward is None or not outputs or len(outputs[0]) < _FEWEST_SAMPLES:
         return
     drawn = torch.get_rng_state()  # which seeding sets, and draws change
     turned = forward.outputs(flipped)[0]
@@ -63,7 +61,7 @@ def check_dependence(
             "In evaluation mode, the outputs of the same batch differ after another batch: the model carries a state "
             "from batch to batch.",
             "Begin each batch with a new state, unless batches continue each other.",
-            "warning" if is_shuffled else "note",
+            "warning" if _is_shuffled(first.job) else "note",
         )
         return
     size = len(call.inputs[0])
@@ -79,10 +77,18 @@ def check_dependence(
             "warning",
         )
         return
-    yield from _check_future(forward, outputs[0], [call.targets for call in loss_calls] + tensors_in(batch)[1:])
+    yield from _check_future(
+        forward, outputs[0], [one.targets for one in first.loss_calls] + tensors_in(first.batch)[1:]
+    )
     yield from _check_ignored(forward, outputs)
     yield from _check_padding(forward, outputs[0])
     yield from _check_order(forward, outputs[0])
+
+
+def _is_shuffled(job: Job) -> bool:
+    """Whether the samples of a batch are unrelated to the batch before."""
+    is_set = not isinstance(job.asked["train_dataset"], (DataLoader, IterableDataset))
+    return is_set and job.asked["order"] is None and job.options.get("shuffle") is not False
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

@@ -21,7 +21,7 @@ from pa_preflight._losses import check_all_targets, check_calls, check_loss, che
 from pa_preflight._models import check_batch_norm, check_gradients, check_model, check_progress, not_in_training_mode
 from pa_preflight._plan import plan
 from pa_preflight._sample_checks import check_samples
-from pa_preflight._samples import Samples
+from pa_preflight._samples import Samples, targets_of
 from pa_preflight._set_checks import check_evaluation_samples
 from pa_preflight._tensors import parameters_of
 from pa_preflight._watching import Observer
@@ -111,8 +111,8 @@ class WatchedLoop(Observer):
         found = [finding for call in self.loss_calls for finding in check_loss(call)]
         # rewards and scores have no usual size
         self._findings += (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
-        self._findings += check_all_targets(self.loss_calls[:1], self._train.targets())
-        self._findings += check_calls(self.function_calls, self._train.targets())
+        self._findings += check_all_targets(self.loss_calls[:1], targets_of(self._train))
+        self._findings += check_calls(self.function_calls, targets_of(self._train))
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

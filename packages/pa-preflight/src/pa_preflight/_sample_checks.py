@@ -218,7 +218,7 @@ def check_samples(train: Samples, options: dict[str, Any], *, is_torch_loss: boo
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
         )
     yield from _check_finite(train, is_torch_loss=is_torch_loss)
-    targets = train.targets()
+    targets = targets_of(train)
     is_in_order = options.get("shuffle") is False and "sampler" not in options
     if is_loader(train.data):
         is_in_order = isinstance(getattr(cast("object", train.data), "sampler", None), SequentialSampler)

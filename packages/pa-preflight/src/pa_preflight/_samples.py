@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -49,16 +48,6 @@ class Samples:
             self.samples.append(cast("Any", dataset)[position])
             if time.monotonic() > until:
                 break
-
-    def targets(self) -> Tensor | None:
-        """The last part of the samples, if it is a number or a tensor of one shape."""
-        if not self.samples or not all(isinstance(one, (tuple, list)) for one in self.samples):
-            return None
-        last: list[Any] = [one[-1] for one in self.samples]
-        if all(isinstance(one, (int, float)) for one in last):
-            return torch.tensor(last)
-        are_alike = all(isinstance(one, Tensor) and one.shape == last[0].shape for one in last)
-        return torch.stack(last) if are_alike else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -12,17 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from pa_core import BatchMismatchError, Trainer
 from pa_data import is_in_memory
 from pa_data.orders import Order
 from pa_data.rng import restored_rng_states
-from pa_preflight._arguments import ignore, is_overridden, trial, with_methods
+from pa_preflight._arguments import ignore, trial, with_methods
 from pa_preflight._batch_checks import (
     check_batch,
-    check_divisions,
-    check_modes,
     check_outputs,
     check_parts,
     check_step,
@@ -43,12 +40,10 @@ from pa_preflight._optimizers import Movement, check_decay, check_schedules
 from pa_preflight._outputs import check_dependence, check_output_experiments
 from pa_preflight._plan_rates import PlannedRun
 from pa_preflight._samples import Job
-from pa_preflight._watching import FirstModes, KeptGraphs, Observer, RecomputedNorms, Routing
+from pa_preflight._watching import KeptGraphs, Observer, RecomputedNorms, Routing
 
 _UPDATES = 10
 """Enough to see layers that are left out at random."""
-
-_FEWEST_SAMPLES = 3
 
 _SLOW = 0.005
 """Seconds to fetch a batch that are worth workers."""
@@ -92,9 +87,9 @@ class Steps:
         self.planned = PlannedRun(trainer, asked)
         self._movement = Movement(trainer.named_optimizers())
         self._of_weights: list[Finding] = []
-        graphs, self._modes, self._routing = KeptGraphs(model), FirstModes(model), Routing(model)
+        graphs, self._routing = KeptGraphs(model), Routing(model)
         recomputed = RecomputedNorms(model)
-        watching = [self.planned, graphs, recomputed, self._modes, self.observer]
+        watching = [self.planned, graphs, recomputed, self.observer]
         with trial(trainer, *watching, self._routing, data=asked.values()):  # the routing watches no experiments
             hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
             try:
@@ -114,23 +109,20 @@ class Steps:
             self._of_weights += recomputed.check()
 
     def _note(self, batch: Any, loss: Tensor) -> None:
-        trainer, observer = self.trainer, self.observer
+        observer = self.observer
         for call in observer.loss_calls:
             found = check_loss(call)
             if not is_of_model(call, observer.model_calls):  # margins and scores have no usual size
                 found = (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
             self.findings += found
         self._first = FirstBatch(
-            trainer.get_model(),
+            self._job,
             batch,
             loss.detach(),
-            lambda other: trainer.calculate_train_batch_loss(other)["loss"],
+            observer.first_modes,
             list(observer.model_calls),
             list(observer.loss_calls),
             list(observer.first_inputs),
-            self._job.batch_size,
-            self._job.smallest_batch,
-            self._job.has_own_step,
         )
 
     def _note_gradients(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -139,45 +131,25 @@ class Steps:
             self._of_weights += check_decay({"": optimizer}, self.trainer.get_model())
 
     def _experiment(self) -> None:
-        trainer, first = self.trainer, self._first
+        first = self._first
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
-        clip_norm, clip_value = self._job.asked["gradient_clip_norm"], self._job.asked["gradient_clip_value"]
-        has_evaluation = is_overridden(trainer, "calculate_eval_batch_loss")
-        parts = (
-            lambda: check_batch(first, clip_norm, clip_value),
-            lambda: check_output_experiments(first),
-            lambda: self._check_dependence(first),
-            lambda: check_parts(first, trainer.calculate_eval_batch_loss if has_evaluation else None),
-        )
-        with with_methods(trainer, log=ignore):  # a step may log a name once, and the experiments repeat it
+        parts = check_batch, check_output_experiments, check_step, self._check_outputs, check_parts
+        with with_methods(self.trainer, log=ignore):  # a step may log a name once, and the experiments repeat it
             for part in parts:
-                self._try(part)
+                self._try(part, first)
 
-    def _try(self, experiment: Callable[[], Iterator[Finding]]) -> None:
+    def _try(self, experiment: Callable[[FirstBatch], Iterator[Finding]], first: FirstBatch) -> None:
         try:
             with restored_rng_states(self.trainer.device):
-                self.findings += experiment()
+                self.findings += experiment(first)
         except Exception as error:  # of a step that cannot be repeated, or takes no other batches
             reason = f"what the loss of the first batch depends on: {first_line(error)}"
             self.left_out += [reason] if reason not in self.left_out else []
 
-    def _check_dependence(self, first: FirstBatch) -> Iterator[Finding]:
-        accumulated: int = self._job.asked["gradient_accumulation_steps"] or 1
-        divisors = {"accumulation steps": accumulated, "samples of the batch": self._job.batch_size}
-        if first.is_own_step:
-            yield from check_divisions(first.loss, first.loss_calls, divisors)
-            yield from check_step(first.model, first.batch, first.calculate_loss, first.loss_of)
-        yield from check_modes(first.model, self._modes.modes, lambda: first.calculate_loss(copy.deepcopy(first.batch)))
-        call = first.call
-        if call is not None and call.output is not None and len(call.output) >= _FEWEST_SAMPLES:
-            options = self._job.options
-            data = self._job.asked["train_dataset"]
-            is_shuffled = self._job.asked["order"] is None and options.get("shuffle") is not False
-            is_shuffled &= not isinstance(data, (DataLoader, IterableDataset))
-            names = {finding.name for finding in self.findings}
-            found = check_dependence(first.model, call, first.loss_calls, first.batch, is_shuffled=is_shuffled)
-            yield from (finding for finding in found if finding.name not in names)
+    def _check_outputs(self, first: FirstBatch) -> Iterator[Finding]:
+        names = {finding.name for finding in self.findings}
+        yield from (finding for finding in check_dependence(first) if finding.name not in names)
 
     def check(self) -> Iterator[Finding]:
         """Yield what was found."""

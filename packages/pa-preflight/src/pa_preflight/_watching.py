@@ -87,6 +87,7 @@ class Observer(TrainerCallback):
         self.with_gradient: set[int] = set()
         self.is_training: list[bool] = []
         self.first_inputs: list[Tensor] = []
+        self.first_modes: dict[int, bool] = {}  # of modules by their identity, when the first step begins
         self.in_training: set[type[nn.Module]] = set()
         self.over_lengths: set[type[nn.Module]] = set()  # layers that take means over more than samples
         self.reached_outside = False  # whether parameters that no optimizer has got a gradient
@@ -120,6 +121,7 @@ class Observer(TrainerCallback):
         self.on_train_epoch_end(trainer)
         self._started = time.perf_counter()
         self.is_training.append(any(module.training for module in self.model.modules()))
+        self.first_modes = self.first_modes or {id(one): one.training for one in self.model.modules()}
         self.in_training = {type(module) for module in self.model.modules() if module.training}
         for call in self.loss_calls[self._of_first[0] :]:
             call.shorten()
@@ -347,19 +349,3 @@ class Routing(_LayerWatch):
         differing = {identity for (identity, _), rows in self._of_layer.items() if len(rows) > 1}
         holding = (layers for name, layers in self._lists.items() if parameter.startswith(f"{name}." if name else ""))
         return any(id(one) in differing for layers in holding for one in layers)
-
-
-class FirstModes(TrainerCallback):
-    """Notes which modules are in training mode when the first step begins.
-
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.modes: dict[int, bool] = {}
-
-    @override
-    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.modes = self.modes or {id(one): one.training for one in self._model.modules()}
