@@ -22,7 +22,7 @@ from pa_preflight._findings import FILL_GAPS, Finding, noticed
 from pa_preflight._first_batch import FirstBatch, Forward
 from pa_preflight._losses import broadcast
 from pa_preflight._models import BATCH_NORMS, in_evaluation_mode, named_layers, they_are
-from pa_preflight._tensors import TARGET_KEYS, flipped, is_repeated, is_same, tensors_in, with_tensors
+from pa_preflight._tensors import TARGET_KEYS, entries, flipped, is_repeated, is_same, tensors_in, with_tensors
 from pa_preflight._watching import ModelCall
 
 _FEW = 3
@@ -108,7 +108,7 @@ def _with_other_targets(first: FirstBatch) -> Any:
     """Return the batch with its targets in another order; None if they are not known, or all the same."""
     batch = first.batch
     if isinstance(batch, Mapping):
-        named = cast("Mapping[str, Any]", batch)
+        named = entries(cast("object", batch))
         rolled = {key: _rolled(named[key]) for key in TARGET_KEYS if isinstance(named.get(key), Tensor)}
         return {**named, **rolled} if rolled and None not in rolled.values() else None
     if type(batch) not in (list, tuple):
@@ -385,7 +385,7 @@ def _parts_of(batch: Any) -> dict[Hashable, Tensor]:
     """Return the tensors of a batch with a row for each sample, by their position or key."""
     parts: dict[Hashable, Any] = {}
     if isinstance(batch, Mapping):
-        parts = dict(cast("Mapping[Hashable, Any]", batch))
+        parts = entries(cast("object", batch))
     elif isinstance(batch, (list, tuple)):
         parts = dict(enumerate(cast("Sequence[Any]", batch)))
     tensors = {key: part for key, part in parts.items() if isinstance(part, Tensor) and part.dim() and len(part)}

@@ -29,7 +29,7 @@ from pa_preflight._findings import Finding, first_line, noticed
 from pa_preflight._plan import existing, states_at_once
 from pa_preflight._plan_rates import PlannedRun
 from pa_preflight._plan_records import Plan, size_of
-from pa_preflight._tensors import is_same
+from pa_preflight._tensors import entries, is_same
 
 _INITIAL_LEFT, _NO_AVERAGE, _TENTH, _FEWEST = 0.3, 0.3, 0.1, 10
 
@@ -359,7 +359,7 @@ def _differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
         if not is_same(one, other.to(one.device)):
             yield place
     elif isinstance(one, Mapping) and isinstance(other, Mapping):
-        before, after = _entries(cast("object", one)), _entries(cast("object", other))
+        before, after = entries(cast("object", one)), entries(cast("object", other))
         for key, value in before.items():
             yield from _differences(value, after.get(key), f"{place}.{key}" if place else str(key))
     elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -370,10 +370,6 @@ def _differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
             yield from _differences(part, counterpart, f"{place}.{number}")
     elif repr(cast("object", one)) != repr(cast("object", other)):
         yield place
-
-
-def _entries(value: object) -> dict[Any, Any]:
-    return dict(cast("Mapping[Any, Any]", value))
 
 
 def _all_of(error: Exception) -> str:

@@ -35,26 +35,6 @@ LOSSES: Final = (
 
 _KEPT = 1000
 
-WATCHED: Final = (
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-)
-"""Functions whose calls are checked."""
-
 
 @dataclass
 class FunctionCall:

@@ -17,14 +17,13 @@ from pa_preflight._arguments import Trains, arguments_of, evaluated_sets, is_run
 from pa_preflight._callbacks import check_callbacks, check_states
 from pa_preflight._evaluation import check_evaluation
 from pa_preflight._fetch_checks import check_fetching
-from pa_preflight._findings import Finding, Report, failure, first_line
+from pa_preflight._findings import Finding, Report, failure, first_line, in_order
 from pa_preflight._learning import check_learning, check_relation, check_rows
 from pa_preflight._losses import check_all_targets, check_calls
 from pa_preflight._models import check_batch_norm, check_layers, check_model, check_running_statistics, modules_of
 from pa_preflight._optimizers import check_loss_weights, check_options
 from pa_preflight._own_loops import check_run
 from pa_preflight._plan import plan_of
-from pa_preflight._registry import LEVELS
 from pa_preflight._sample_checks import check_many_samples, check_samples
 from pa_preflight._samples import Job, Samples, targets_of
 from pa_preflight._set_checks import check_evaluation_samples, check_sets
@@ -34,16 +33,6 @@ _P = ParamSpec("_P")
 
 _SIZE = 8
 """What fits, where the run finds out how much does."""
-
-_CAUSES: Mapping[str, tuple[str, ...]] = {
-    "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
-    "loss-at-start": ("inputs-not-normalised",),
-    "loss-not-finite": ("inputs-not-finite", "targets-not-finite"),
-    "rate-too-high": ("inputs-not-finite", "targets-not-finite", "inputs-not-normalised"),
-    "step-fails": ("optimizer-of-another-model",),
-    "targets-do-not-matter": ("inputs-do-not-matter",),
-}
-"""What is left out where its cause was found."""
 
 
 @overload
@@ -208,20 +197,6 @@ def _may_be_meant(finding: Finding, job: Job, steps: Steps) -> bool:
     # a teacher that follows the weights of a student
     is_of_model = finding.name == "parameters-outside-optimizer" and finding.level == "mistake"
     return is_of_model and steps.error is None and not steps.observer.reached_outside
-
-
-def in_order(findings: list[Finding]) -> list[Finding]:
-    """Return each finding once, mistakes first and notes last, without those whose cause was found.
-
-    Args:
-        findings: What was found.
-    """
-    names = {finding.name for finding in findings}
-    once: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
-        if names.isdisjoint(_CAUSES.get(finding.name, ())):
-            once.setdefault((finding.name, finding.do), finding)
-    return sorted(once.values(), key=lambda finding: LEVELS.index(finding.level))
 
 
 class _Checked(Generic[_P]):

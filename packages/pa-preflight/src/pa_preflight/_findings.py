@@ -9,7 +9,7 @@ from typing import Literal
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
-from pa_preflight._registry import KINDS, Level
+from pa_preflight._registry import CAUSES, KINDS, LEVELS, Level
 
 FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
 """What to do about numbers that are not finite."""
@@ -116,6 +116,20 @@ def noticed(name: str, saw: str, do: str, level: Level | None = None) -> Finding
         level: The level, where what was seen says another one.
     """
     return Finding(name, saw, do, level or KINDS[name].level)
+
+
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """Return each finding once, mistakes first and notes last, without those whose cause was found.
+
+    Args:
+        findings: What was found.
+    """
+    names = {finding.name for finding in findings}
+    once: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        if names.isdisjoint(CAUSES.get(finding.name, ())):
+            once.setdefault((finding.name, finding.do), finding)
+    return sorted(once.values(), key=lambda finding: LEVELS.index(finding.level))
 
 
 def failure(what: str, error: Exception, do: str) -> Finding:

@@ -291,7 +291,7 @@ def _check_log_probabilities(call: FunctionCall) -> Iterator[Finding]:
 
 
 def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
-    targets: Tensor = call.arguments["target"]
+    targets = call.targets
     is_log: bool = call.arguments["log_target"]
     if is_log and float(targets.min()) >= 0 < float(targets.max()):
         needed = "logarithms of probabilities, as log_target=True says"
@@ -307,13 +307,12 @@ def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
 
 
 def _check_signs(call: FunctionCall) -> Iterator[Finding]:
-    targets: Tensor = call.arguments["target"]
-    if not bool((targets.abs() == 1).all()):
-        yield _out_of_range(call, targets, "-1 and 1", "Give it 2 * targets - 1 if they are 0 and 1.")
+    if not bool((call.targets.abs() == 1).all()):
+        yield _out_of_range(call, call.targets, "-1 and 1", "Give it 2 * targets - 1 if they are 0 and 1.")
 
 
 def _check_counts(call: FunctionCall) -> Iterator[Finding]:
-    targets: Tensor = call.arguments["target"]
+    targets = call.targets
     if float(targets.min()) < 0:
         yield _out_of_range(
             call, targets, "counts, which are not negative", "Give it counts that are not standardised."
@@ -323,9 +322,10 @@ def _check_counts(call: FunctionCall) -> Iterator[Finding]:
 
 
 def _check_zeros_and_ones(call: FunctionCall) -> Iterator[Finding]:
-    targets: Tensor = call.arguments["target"]
-    if float(targets.min()) < 0 or float(targets.max()) > 1:
-        yield _out_of_range(call, targets, "numbers from 0 to 1", "Give it (targets + 1) / 2 if they are -1 and 1.")
+    if float(call.targets.min()) < 0 or float(call.targets.max()) > 1:
+        yield _out_of_range(
+            call, call.targets, "numbers from 0 to 1", "Give it (targets + 1) / 2 if they are -1 and 1."
+        )
 
 
 def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
@@ -384,7 +384,7 @@ def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
 
 def _check_padding(call: FunctionCall) -> Iterator[Finding]:
     """Look for sequences of classes that end with runs of one that no mask leaves out."""
-    targets: Tensor = call.arguments["target"]
+    targets = call.targets
     is_summed = call.arguments["reduction"] != "none" and call.arguments["weight"] is None
     if targets.is_floating_point() or targets.dim() != 2 or not is_summed or len(targets) < _FEWEST_SEQUENCES:  # noqa: PLR2004  # of sequences
         return
@@ -425,7 +425,7 @@ def _activated(call: FunctionCall, why: str, do: str) -> Finding:
 
 
 def _check_bounds(call: FunctionCall) -> Iterator[Finding]:
-    targets: Tensor = call.arguments["target"]
+    targets = call.targets
     operation = call.made_by.get("input", "")
     low, high = _BOUNDS.get(operation, (-torch.inf, torch.inf))
     outside = float(((targets < low) | (targets > high)).double().mean())
@@ -499,3 +499,6 @@ _CHECKS: Mapping[str, tuple[Callable[[FunctionCall], Iterator[Finding]], ...]] =
     "soft_margin_loss": (_check_signs,),
     "triplet_margin_loss": (_check_triplets,),
 }
+
+WATCHED = tuple(_CHECKS)
+"""Functions whose calls are checked."""

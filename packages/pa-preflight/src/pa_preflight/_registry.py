@@ -165,3 +165,13 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
 
 
 KINDS: Mapping[str, Kind] = {name: kind for part in REGISTRY.values() for name, kind in part.items()}
+
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "batch-not-learnt": ("clipping-too-low", "inputs-do-not-matter", "rate-is-zero"),
+    "loss-at-start": ("inputs-not-normalised",),
+    "loss-not-finite": ("inputs-not-finite", "targets-not-finite"),
+    "rate-too-high": ("inputs-not-finite", "targets-not-finite", "inputs-not-normalised"),
+    "step-fails": ("optimizer-of-another-model",),
+    "targets-do-not-matter": ("inputs-do-not-matter",),
+}
+"""What is left out where its cause was found."""

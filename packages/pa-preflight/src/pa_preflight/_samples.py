@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +19,7 @@ from pa_preflight._tensors import TARGET_KEYS, stacked
 
 _SAMPLES = 500
 
-SECONDS = 5.0
+_SECONDS = 5.0
 """The longest that samples are fetched for."""
 
 
@@ -41,13 +41,22 @@ class Samples:
         self.dataset: Any = dataset if has_positions and not isinstance(dataset, IterableDataset) else None
         size = 0 if self.dataset is None else len(self.dataset)
         self.positions = sorted(random.Random(0).sample(range(size), min(size, _SAMPLES)))
-        self.samples: list[Any] = []
-        until = time.monotonic() + SECONDS
-        for position in self.positions:
-            seed_rng(mix(position))
-            self.samples.append(cast("Any", dataset)[position])
-            if time.monotonic() > until:
-                break
+        self.samples = list(fetched(dataset, self.positions))
+
+
+def fetched(dataset: Any, positions: Iterable[int]) -> Iterator[Any]:
+    """Yield samples, each with random numbers of its own, for some seconds.
+
+    Args:
+        dataset: The dataset.
+        positions: Of the samples.
+    """
+    until = time.monotonic() + _SECONDS
+    for position in positions:
+        seed_rng(mix(position))
+        yield dataset[position]
+        if time.monotonic() > until:
+            return
 
 
 @dataclass(frozen=True)

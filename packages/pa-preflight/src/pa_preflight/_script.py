@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from pa_core import AnyTrainer, Run, Trainer
 from pa_preflight._arguments import trial
-from pa_preflight._check import check, in_order
-from pa_preflight._findings import Report, first_line
+from pa_preflight._check import check
+from pa_preflight._findings import Report, first_line, in_order
 from pa_preflight._own_loops import WatchedLoop
 from pa_preflight._plan import plan
 from pa_preflight._plan_records import Plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from pa_data.rng import mix, seed_rng
 from pa_preflight._findings import Finding, noticed
-from pa_preflight._samples import SECONDS, Samples, dataset_of, inputs_of, targets_of
+from pa_preflight._samples import Samples, dataset_of, fetched, inputs_of, targets_of
 from pa_preflight._tensors import features_of, is_continuous, scales_that_differ, tensors_in
 
 _FEW, _SHORTEST, _SHARE = 20, 8, 0.2
@@ -232,13 +231,7 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
     if train.dataset is None or not evaluation.samples:
         return None
     wanted = [_digest(one) for one in evaluation.samples]
-    known: list[str] = []
-    until = time.monotonic() + SECONDS
-    for position in range(len(train.dataset)):
-        seed_rng(mix(position))
-        known.append(_digest(train.dataset[position]))
-        if time.monotonic() > until:
-            break
+    known = [_digest(one) for one in fetched(train.dataset, range(len(train.dataset)))]
     among = set(known)
     number = sum(digest in among for digest in wanted)
     has_copies = len(among) < (1 - _OWN_COPIES) * len(known)

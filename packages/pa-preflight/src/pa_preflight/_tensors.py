@@ -28,13 +28,18 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [value]
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        parts = _items(cast("object", value)).values()
+        parts = entries(cast("object", value)).values()
     elif isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
     return [one for part in parts for one in tensors_in(part)]
 
 
-def _items(value: object) -> dict[Any, Any]:
+def entries(value: object) -> dict[Any, Any]:
+    """Return the entries of a mapping.
+
+    Args:
+        value: The mapping.
+    """
     return dict(cast("Mapping[Any, Any]", value))
 
 
@@ -49,7 +54,7 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     kind = cast("Any", type(value))
     if isinstance(value, Mapping):
-        return kind({key: with_tensors(part, change) for key, part in _items(cast("object", value)).items()})
+        return kind({key: with_tensors(part, change) for key, part in entries(cast("object", value)).items()})
     if isinstance(value, (list, tuple)):
         parts = [with_tensors(part, change) for part in cast("list[Any]", value)]
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)

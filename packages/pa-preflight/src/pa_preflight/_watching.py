@@ -17,8 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, StopTrainingError, TrainerCallback
-from pa_preflight._calls import LOSSES, WATCHED, FunctionCall, FunctionCalls, made_by
+from pa_preflight._calls import LOSSES, FunctionCall, FunctionCalls, made_by
 from pa_preflight._findings import Finding, noticed
+from pa_preflight._losses import WATCHED
 from pa_preflight._models import named_layers, they_are
 from pa_preflight._tensors import parameters_of, tensors_in
 from pa_preflight._torch import is_in_backward
