@@ -3,9 +3,10 @@
     python -m tests.unseen.measure second_mistakes
     python -m tests.unseen.measure second_healthy
 
-Each program is made and checked in a new process, and in an empty folder. It has 120 seconds of processor time, so
-that a busy machine changes no result. A mistake is found if a finding of level "mistake" or "warning" has one of its
-keywords in ``saw`` or ``do``. In healthy programs, findings of level "mistake" are false alarms.
+Each program is made and checked in a new process, forked of one that has only imported the packages, and in an empty
+folder. It has 120 seconds of processor time, so that a busy machine changes no result. A mistake is found if a
+finding of level "mistake" or "warning" has one of its keywords in ``saw`` or ``do``. In healthy programs, findings of
+level "mistake" are false alarms.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import importlib
 import json
 import os
 import resource
-import subprocess
+import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,6 @@ from tests.unseen.corpus import Case
 SECONDS = 120
 WALL_SECONDS = 900
 LOUD = ("mistake", "warning")
-ROOT = Path(__file__).parents[2]
 
 
 class Found(NamedTuple):
@@ -56,65 +56,88 @@ def cases_of(corpus: str) -> dict[str, Case]:
     return programs
 
 
-def check_here(corpus: str, name: str, output: Path) -> None:
-    """Make one program, check it, and write its findings as JSON."""
+def check_here(corpus: str, name: str, folder: Path) -> None:
+    """Make one program, check it, and write its findings as JSON; the process is a new one and ends with this."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    working = folder / "working"
+    working.mkdir()
+    os.chdir(working)
+    with (folder / "printed.txt").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
     program = cases_of(corpus)[name].make()
     report = pa_preflight.check(program.trainer, **program.arguments)
     findings = [(one.name, str(one.level), f"{one.saw}\n{one.do}") for one in report.findings]
-    output.write_text(json.dumps(findings))
+    (folder / "findings.json").write_text(json.dumps(findings))
 
 
-def check(corpus: str, name: str) -> Checked:
-    """Check one program in a new process."""
-    start = time.monotonic()
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile(suffix=".json") as output:
-        command = [sys.executable, "-m", "tests.unseen.measure", corpus, "--program", name, "--output", output.name]
-        try:
-            ended = subprocess.run(
-                command,
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": path},
-                timeout=WALL_SECONDS,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Checked([], f"hangs: no report after {WALL_SECONDS} s", time.monotonic() - start)
-        seconds, written = time.monotonic() - start, Path(output.name).read_text()
-    if written:
-        return Checked([Found(*one) for one in json.loads(written)], "", seconds)
-    lines = ended.stdout.strip().splitlines() or ["no report"]
-    return Checked([], f"no report after {SECONDS} s" if ended.returncode < 0 else lines[-1], seconds)
+def result_of(process: ForkProcess, folder: Path, seconds: float) -> Checked:
+    """Read what a process that has ended, or is ended here because it hangs, has left in its folder."""
+    if process.is_alive():
+        process.kill()
+        return Checked([], f"hangs: no report after {WALL_SECONDS} s", seconds)
+    output, printed = folder / "findings.json", folder / "printed.txt"
+    if output.exists():
+        return Checked([Found(*one) for one in json.loads(output.read_text())], "", seconds)
+    if process.exitcode in {-signal.SIGKILL, -signal.SIGXCPU}:
+        return Checked([], f"no report after {SECONDS} s", seconds)
+    lines = printed.read_text().strip().splitlines() if printed.exists() else []
+    return Checked([], lines[-1] if lines else "no report", seconds)
 
 
-def verdict_on(case: Case, checked: Checked) -> str:
-    """Return in a word what became of a program."""
-    if checked.error:
-        return "error"
-    levels = {one.level for one in checked.findings}
-    if case.keywords:
-        texts = [one.text.lower() for one in checked.findings if one.level in LOUD]
-        return "found" if any(keyword in text for keyword in case.keywords for text in texts) else "missed"
-    return "false alarm" if "mistake" in levels else "warned" if "warning" in levels else "silent"
+def check_all(corpus: str, names: Iterable[str], jobs: int) -> dict[str, Checked]:
+    """Check programs, each in its own process, and several processes at a time."""
+    waiting, running, checked = list(names), dict[str, tuple[ForkProcess, float]](), dict[str, Checked]()
+    with tempfile.TemporaryDirectory() as root:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                folder = Path(root, name)
+                folder.mkdir()
+                process = get_context("fork").Process(target=check_here, args=(corpus, name, folder))
+                process.start()
+                running[name] = process, time.monotonic()
+            for name, (process, start) in list(running.items()):
+                seconds = time.monotonic() - start
+                if not process.is_alive() or seconds > WALL_SECONDS:
+                    checked[name] = result_of(process, Path(root, name), seconds)
+                    del running[name]
+            time.sleep(0.1)
+    return checked
+
+
+def names_of(findings: list[Found]) -> str:
+    """Return the names of findings with their levels, in one line."""
+    return ", ".join(f"{one.name} ({one.level})" for one in findings) or "-"
+
+
+def is_found(case: Case, findings: list[Found]) -> bool:
+    """Whether a loud finding has a keyword of the mistake."""
+    texts = [one.text.lower() for one in findings if one.level in LOUD]
+    return any(keyword in text for keyword in case.keywords for text in texts)
 
 
 def measure(corpus: str, jobs: int) -> None:
     """Check all programs of a corpus, and print a table and its sums."""
     cases = cases_of(corpus)
-    width, counts = max(map(len, cases)), Counter[str]()
-    with ThreadPoolExecutor(jobs) as pool:
-        for (name, case), checked in zip(cases.items(), pool.map(partial(check, corpus), cases), strict=True):
-            verdict = verdict_on(case, checked)
-            counts[verdict] += 1
-            shown = checked.error or ", ".join(f"{one.name} ({one.level})" for one in checked.findings) or "-"
-            sys.stdout.write(f"{name:{width}}  {verdict:11}  {checked.seconds:5.1f} s  {shown}\n")
-            for one in checked.findings:
-                if one.level in LOUD:
-                    sys.stdout.write(f"{'':{width}}    {one.name}: {' '.join(one.text.split())}\n")
+    width = max(map(len, cases))
+    counts: dict[str, int] = {}
+    all_checked = check_all(corpus, cases, jobs)
+    for name, case in cases.items():
+        checked = all_checked[name]
+        if checked.error:
+            verdict = "error"
+        elif case.keywords:
+            verdict = "found" if is_found(case, checked.findings) else "missed"
+        else:
+            levels = {one.level for one in checked.findings}
+            verdict = "false alarm" if "mistake" in levels else "warned" if "warning" in levels else "silent"
+        counts[verdict] = counts.get(verdict, 0) + 1
+        shown = checked.error or names_of(checked.findings)
+        sys.stdout.write(f"{name:{width}}  {verdict:11}  {checked.seconds:5.1f} s  {shown}\n")
+        for one in checked.findings:
+            if one.level in LOUD:
+                sys.stdout.write(f"{'':{width}}    {one.name}: {' '.join(one.text.split())}\n")
     sums = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     sys.stdout.write(f"{corpus}: {sums}, of {len(cases)}\n")
 
@@ -124,13 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Check all programs of a corpus.")
     parser.add_argument("corpus", help="the name of its module, such as second_mistakes")
     parser.add_argument("--jobs", type=int, default=1, help="how many programs to check at a time")
-    parser.add_argument("--program", help="check this program alone, and write its findings")
-    parser.add_argument("--output", type=Path, help="where to")
-    given = parser.parse_args()
-    if given.program:
-        check_here(given.corpus, given.program, given.output)
-    else:
-        measure(given.corpus, given.jobs)
+    arguments = parser.parse_args()
+    measure(arguments.corpus, arguments.jobs)
 
 
 if __name__ == "__main__":

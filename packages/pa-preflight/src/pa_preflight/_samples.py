@@ -45,7 +45,7 @@ class Samples:
 
 
 def fetched(dataset: Any, positions: Iterable[int]) -> Iterator[Any]:
-    """Yield samples, each with random numbers of its own, for some seconds.
+    """Yield samples for some seconds, each with other random numbers.
 
     Args:
         dataset: The dataset.
