@@ -69,8 +69,8 @@ class Steps:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.trainer, asked = job.trainer, job.asked
-        trainer = self.trainer
+        self.trainer = trainer = job.trainer
+        asked = job.asked
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
         model = trainer.get_model()
