@@ -18,8 +18,6 @@ from typing_extensions import override
 from pa_core import distributed, reproducible_checks, scheduler_stepping
 from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.attributes import temporarily
-from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
-from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
 from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
@@ -136,7 +134,6 @@ class Session(RunState):
 
     def finish_init(self) -> None:
         """End the constructor: from here on, what a subclass or a script sets is its own."""
-        add_limit_of_environment(self.trainer.callback_handler)
         self.trainer.callback_handler.call_event(TrainerCallback.on_init_end, self.trainer)
 
     # Events
@@ -274,11 +271,10 @@ class Session(RunState):
         self.resumption.find(trainer, arguments.resume_from, arguments.resume_missing)
 
     def announce(self) -> None:
-        """Call the first event of a run, in which callbacks may replace loaders, and limit them as was asked."""
+        """Call the first event of a run, in which callbacks may replace loaders."""
         self.own_steps.start_run()
         self._is_rehearsed = False
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
-        apply_limit_of_environment(self.trainer)
 
     def fit_batches(
         self,
@@ -310,9 +306,6 @@ class Session(RunState):
         with nullcontext() if try_update is None else self.dry_run(trainer, data):
             if start is not None:
                 start()
-                for callback in trainer.callback_handler.callbacks:
-                    if isinstance(callback, MoveModulesToDeviceCallback):
-                        callback.on_training_run_start(trainer)
             self.train_optimizers(trainer.named_optimizers().values())
             sizes = self.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
         self.setup.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])

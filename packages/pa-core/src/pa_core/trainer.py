@@ -18,7 +18,8 @@ from typing_extensions import override
 from pa_core import default_step, distributed, input_checks
 from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
-from pa_core.callbacks.limit_batches import first_batches
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment, first_batches
+from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, DataArgument
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
@@ -169,6 +170,7 @@ class Trainer(
             compute=self._compute_gradients,
         )
         self._session = Session(self, self._setup, self._hooks)
+        add_limit_of_environment(self.callback_handler)
         self._session.finish_init()
 
     # The two entries: training and evaluation
@@ -314,10 +316,11 @@ class Trainer(
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(arguments.batch_size)
             self._session.announce()
+            apply_limit_of_environment(self)
             require_same_parts(self, is_training=True)
             self._prepare_model_optimizer_and_dataloaders()
             if arguments.per_device_batch_size == "fit":
-                arguments = self._session.fit_batches(arguments, self._try_update, self.training_run_start)
+                arguments = self._session.fit_batches(arguments, self._try_update, self._start_trial)
             loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
             self._session.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
             self._start_training_together()
@@ -394,6 +397,7 @@ class Trainer(
             self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
             self._make_eval_dataloaders(arguments.batch_size)
             self._session.announce()
+            apply_limit_of_environment(self)
             require_same_parts(self, is_training=False)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(*arguments.numbers)
@@ -604,6 +608,13 @@ class Trainer(
         loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]
         self.backward_step(loss)
         return loss.detach()
+
+    def _start_trial(self) -> None:
+        """Do what a step may need to have been done before."""
+        self.training_run_start()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, MoveModulesToDeviceCallback):
+                callback.on_training_run_start(self)
 
     def _try_update(self, batch: BatchT) -> None:
         """Do with a batch all that takes memory in an update."""

@@ -14,9 +14,8 @@ import torch
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.epoch_rows import is_loss
 from pa_core.errors import ConfigurationError, MetricNotFoundError
-from pa_core.tracking.metric_values import as_number
+from pa_core.tracking.metric_values import as_number, is_loss
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
 from pa_core.user_warnings import warn_user
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from pa_core.tracking.metric_values import is_loss
 
 WIDTH = 80
 _GAP = 2
@@ -16,7 +17,6 @@ _NARROWEST_STACKED = 6  # the gap has room for a mark
 _SMALLEST_FIXED, _LARGEST_FIXED, _DIGITS = 1e-3, 1e6, 5
 _TEN_SECONDS, _MINUTE, _HOUR = 10, 60, 3600
 _NO_DECIMALS_FROM = 100
-_LOSS = re.compile(r"(.+_)?loss(_epoch)?")
 
 
 class _Column(NamedTuple):
@@ -117,16 +117,6 @@ def most_telling(names: Iterable[str], first: Collection[str] = (), most: int = 
     all_names = list(names)
     by_rank = sorted(all_names, key=lambda name: (name not in first, not is_loss(name), "train" in name))
     return [name for name in all_names if name in by_rank[:most]]
-
-
-def is_loss(metric_name: str) -> bool:
-    """Return whether a metric is a loss by its name.
-
-    Example:
-        >>> [is_loss(name) for name in ("eval_val_loss_epoch", "evaluation_loss", "lossless")]
-        [True, True, False]
-    """
-    return _LOSS.fullmatch(metric_name) is not None
 
 
 def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, indent: int = 7) -> list[str]:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pa_core import checkpoint
 from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.run_models import RunModels
@@ -269,6 +270,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._in_epochs: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "in progress", "left", "over"] = "over"
         self._update: Update[Any] | None = None
+        add_limit_of_environment(self.callback_handler)
         self._session.finish_init()
 
     # The models
@@ -358,6 +360,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             loader = loaders.take(self._train_data, self._create_train_loader, size, arguments.samples_per_update)
             self.train_dataloader = cast("SizedIterable", loader)
             self._session.announce()
+            apply_limit_of_environment(self)
             require_same_parts(self, is_training=True)
             shard(self._session, *self.models.values())
             self._given.place(self._parts, self._session.exchange, partial(place, self._session))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from numbers import Integral, Real
@@ -16,6 +17,7 @@ from pa_core.errors import CheckpointError, ConfigurationError
 
 MetricValue: TypeAlias = float | Tensor
 
+_LOSS = re.compile(r"(.+_)?loss(_epoch)?")
 _STORABLE = (Tensor, nn.Parameter)  # of another class, one element is recorded without its shape
 
 
@@ -102,3 +104,13 @@ def _is_number(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, Real)
+
+
+def is_loss(metric_name: str) -> bool:
+    """Return whether a metric is a loss by its name.
+
+    Example:
+        >>> [is_loss(name) for name in ("eval_val_loss_epoch", "evaluation_loss", "lossless")]
+        [True, True, False]
+    """
+    return _LOSS.fullmatch(metric_name) is not None
