@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from tests.docs_site.building import build_site
 def pytest_sessionstart() -> None:
     """Build the site before the first test, which has its time limit."""
     if folder := os.environ.get("BUILT_SITE"):
-        build_site(Path(folder))
+        try:
+            build_site(Path(folder))
+        except subprocess.CalledProcessError as error:
+            pytest.exit(f"The site is not built: {error}", returncode=1)
 
 
 @pytest.fixture(scope="session")
