@@ -13,10 +13,10 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Run, Trainer, TrainerCallback
+from pa_core import Run, Trainer
 from pa_core.testing import TinyClassifier, make_classification
 from pa_core.tracking import ExactLossTracker, InMemoryRunHistory, LossTracker
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, TellAt
 
 STEPS = 30
 
@@ -38,12 +38,10 @@ def test_layers_compute_in_the_precision_that_was_asked_for(
     """Matrix products in 16 bits; weights, outputs and losses in float32."""
     seen: list[Tensor] = []
 
-    class NotesLoss(TrainerCallback):
-        @override
-        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            seen.extend([batch_output["model_outputs"], batch_output["loss"], batch[0]])
+    def note(_trainer: Any, told: Any) -> None:
+        seen.extend([told["batch_output"]["model_outputs"], told["batch_output"]["loss"], told["batch"][0]])
 
-    trainer = make_trainer(NotesLoss, precision=precision)
+    trainer = make_trainer(TellAt("on_train_step_end", note), precision=precision)
     dtypes: set[torch.dtype] = set()
     first: nn.Module = trainer.get_model().layers[0]
     first.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))

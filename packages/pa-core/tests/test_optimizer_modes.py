@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
@@ -19,6 +18,7 @@ from pa_core import (
     StepBasedEvaluationCallback,
     TrainerCallback,
 )
+from tests.support.callbacks import CallAt
 from tests.support.pa_core import entries
 from tests.support.pa_core.entries import Entry
 from tests.support.schedule_free import Averaging
@@ -65,16 +65,14 @@ def assert_close(weights: Any, expected: dict[str, Tensor]) -> None:
     torch.testing.assert_close({name: value.detach().cpu() for name, value in weights.items()}, expected)
 
 
-class SavesEachEpoch(TrainerCallback):
+def save_each_epoch(folder: Path) -> CallAt:
     """Saves a checkpoint and an export in the middle of the run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def save(trainer: AnyTrainer) -> None:
+        trainer.save_checkpoint(folder / f"{trainer.run_history.current_epoch}.pt", save_per_node=False)
+        trainer.save_model(folder / f"{trainer.run_history.current_epoch}")
 
-    @override
-    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.save_checkpoint(self.folder / f"{trainer.run_history.current_epoch}.pt", save_per_node=False)
-        trainer.save_model(self.folder / f"{trainer.run_history.current_epoch}")
+    return CallAt("on_train_epoch_end", save)
 
 
 def train(
@@ -97,7 +95,7 @@ def train(
 def test_what_is_evaluated_saved_and_exported_is_the_average(entry: Entry, tmp_path: Path) -> None:
     """In a run and after it: evaluations, checkpoints, exports, and the model itself."""
     averages = by_hand(3)
-    trainer = train(SavesEachEpoch(tmp_path), entry=entry)
+    trainer = train(save_each_epoch(tmp_path), entry=entry)
     losses = [loss_of(average) for average in averages]
     assert list(trainer.run_history.get_metric_values("eval_loss_epoch")) == pytest.approx(losses)
     for epoch, average in enumerate(averages, start=1):
@@ -120,7 +118,7 @@ def test_the_best_model_and_predictions_are_of_the_average(tmp_path: Path) -> No
 
 def test_evaluations_and_checkpoints_leave_the_training_as_it_is(tmp_path: Path) -> None:
     """To the last bit: the weights of the training are kept, and not computed back."""
-    often = train(SavesEachEpoch(tmp_path), StepBasedEvaluationCallback(1), sanity_eval_steps=1)
+    often = train(save_each_epoch(tmp_path), StepBasedEvaluationCallback(1), sanity_eval_steps=1)
     alone = train(evaluates=False)
     assert torch.equal(often.model.weight, alone.model.weight)
 
@@ -137,13 +135,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_second_run_and_a_loaded_checkpoint_are_trained_on(tmp_path: Path) -> None:
     """Training mode comes back with the next run, and after a checkpoint was loaded in the middle of one."""
-    trainer = train(SavesEachEpoch(tmp_path))
+    trainer = train(save_each_epoch(tmp_path))
     trainer.train(DATA, 1, DATA, per_device_batch_size=BATCH)
-
-    class Load(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.load_checkpoint(tmp_path / "2.pt")
-
-    resumed = train(Load(), epochs=1)
+    load = CallAt("on_train_epoch_start", lambda one: one.load_checkpoint(tmp_path / "2.pt"))
+    resumed = train(load, epochs=1)
     assert_close(resumed.model.state_dict(), by_hand(3)[2])

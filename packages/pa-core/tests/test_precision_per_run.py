@@ -24,7 +24,6 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     ConfigurationError,
     NonFiniteLossError,
     Run,
@@ -36,6 +35,7 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.support.callbacks import TellAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -60,16 +60,9 @@ class InFp16(Trainer[nn.Module]):
         return accelerator
 
 
-class Calls(TrainerCallback):
+def first_steps(function: Callable[[], object]) -> TellAt:
     """Calls a function after the first step of each epoch."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if kwargs["step"] == 1:
-            self.function()
+    return TellAt("on_train_step_end", lambda _, told: function() if told["step"] == 1 else None)
 
 
 Kind: TypeAlias = Callable[..., Trainer[nn.Module]]
@@ -126,7 +119,7 @@ def test_no_trace_in_another_model() -> None:
     """Evaluating another model in the middle of a run changes neither: both are their own when the run is over."""
     model, other = TinyClassifier(), TinyClassifier()
     evaluating = trainer_in(InBf16, other)
-    trainer = trainer_in(InBf16, model, Calls(lambda: evaluating.evaluate(make_classification(8))))
+    trainer = trainer_in(InBf16, model, first_steps(lambda: evaluating.evaluate(make_classification(8))))
     trainer.train(make_classification(16), 2, make_classification(8), per_device_batch_size=4)
     assert is_untouched(model)
     assert is_untouched(other)
@@ -142,7 +135,7 @@ def test_a_model_of_two_trainers() -> None:
         evaluating.evaluate(make_classification(8))
         during.append(computes_in(model))
 
-    trainer_in(InBf16, model, Calls(evaluate)).train(make_classification(16), 2, per_device_batch_size=4)
+    trainer_in(InBf16, model, first_steps(evaluate)).train(make_classification(16), 2, per_device_batch_size=4)
     assert during == [torch.bfloat16] * 2
     assert is_untouched(model)
     evaluating.train(make_classification(16), 1, per_device_batch_size=4)
@@ -158,7 +151,7 @@ def test_fp16_that_would_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught[0].filename == __file__
     assert trainer.describe_run().endswith("precision fp32")
     during: list[torch.dtype] = []
-    trainer.callback_handler.add_callback(Calls(lambda: during.append(computes_in(model))))
+    trainer.callback_handler.add_callback(first_steps(lambda: during.append(computes_in(model))))
     trainer.train(make_classification(8), 1)
     assert during == [torch.float32]
     assert trainer.run_config.mixed_precision == "no"
@@ -167,7 +160,7 @@ def test_fp16_that_would_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fp16_where_it_works() -> None:
     """With a scaler, forward runs in fp16, the norm that is clipped is that of the real gradients, weights are fp32."""
     model, during = TinyClassifier(), list[torch.dtype]()
-    note = Calls(lambda: during.append(computes_in(model)))
+    note = first_steps(lambda: during.append(computes_in(model)))
     trainer = InFp16(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), [note])
     before = weights_of(model)
     trainer.train(
@@ -220,7 +213,7 @@ def test_trainers_that_accumulate_differently(kind: type[Trainer[nn.Module]]) ->
         alone.append(weights_of(model))
 
     often, updates_often = of(1)
-    rarely, updates_rarely = of(4, Calls(lambda: train(updates_often, 1)))
+    rarely, updates_rarely = of(4, first_steps(lambda: train(updates_often, 1)))
     for _ in range(2):
         train(updates_rarely, 4)
     assert torch.equal(weights_of(rarely), alone[0])
@@ -248,7 +241,7 @@ def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
 def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtype]:
     """What a trainer says that it computes in, and what the first layer of its model computes in."""
     model, during = TinyClassifier(), list[torch.dtype]()
-    note = Calls(lambda: during.append(computes_in(model)))
+    note = first_steps(lambda: during.append(computes_in(model)))
     trainer = kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), [note], **arguments)
     trainer.train(make_classification(8), 1, per_device_batch_size=2)
     assert trainer.mixed_precision == trainer.run_config.mixed_precision
@@ -491,7 +484,7 @@ def test_a_model_that_was_prepared_before_computes_in_the_precision_of_the_run(
     if part == "a copy of it":
         model = copy.deepcopy(model)
     first = computes_in(model)
-    note = Calls(lambda: during.append(computes_in(model)))
+    note = first_steps(lambda: during.append(computes_in(model)))
     optimizer = SGD(model.parameters(), lr=0.1)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, [note], mixed_precision=now)
     trainer.train(make_classification(8), 1)

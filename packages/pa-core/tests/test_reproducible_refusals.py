@@ -12,11 +12,12 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback, UnsupportedConfigurationError
+from pa_core import ConfigurationError, Run, Trainer, UnsupportedConfigurationError
 from pa_core.callbacks import LimitBatchesCallback
 from pa_core.testing import make_regression
 from pa_data.errors import DataError
 from pa_data.orders import LengthGrouped, TokenBudget
+from tests.support.callbacks import TellAt
 from tests.support.pa_core.entries import train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer
 
@@ -43,12 +44,6 @@ class _Part(_SizedStream):
     """Says that it yields the samples of one process."""
 
     num_replicas, rank = 2, 0
-
-
-class _Gather(TrainerCallback):
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        trainer.gather(batch[0])
 
 
 def trainer_of(*callbacks: Any, model: nn.Module | None = None) -> Trainer[nn.Module]:
@@ -174,7 +169,9 @@ def test_runs_whose_updates_follow_the_processes_are_refused(options: dict[str, 
 def test_a_callback_that_gathers_in_steps_is_refused() -> None:
     """Processes have other samples in a step, and fewer steps, where there are more processes."""
     with pytest.raises(ConfigurationError, match="gather"):
-        trainer_of(_Gather()).train(DATA, 1, samples_per_update=12)
+        trainer_of(TellAt("on_train_step_end", lambda one, told: one.gather(told["batch"][0]))).train(
+            DATA, 1, samples_per_update=12
+        )
 
 
 def _gather(run: Run[Any, Any]) -> None:

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from typing_extensions import override
 
 from pa_core import (
-    AnyTrainer,
     CheckpointError,
     ConfigurationError,
     MetricNotFoundError,
@@ -31,7 +30,7 @@ from pa_core.testing import make_classification
 from pa_core.types import SchedulerLike
 from tests import small_runs
 from tests.small_runs import samples
-from tests.support.callbacks import FailAt, KillAt, KilledError, RatesUsed
+from tests.support.callbacks import CallAt, FailAt, KillAt, KilledError, RatesUsed
 from tests.support.models import weights_of
 from tests.support.pa_core.own_schedulers import Bare, OfEpochs, OfTwoMetrics, Timm
 from tests.support.trainers import classifier_trainer
@@ -39,15 +38,9 @@ from tests.support.trainers import classifier_trainer
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 
 
-class RecordsMetric(TrainerCallback):
+def records_metric(values: Iterator[Any]) -> CallAt:
     """Records a metric at the end of each evaluation."""
-
-    def __init__(self, values: Iterator[Any]) -> None:
-        self.values = values
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("quality", next(self.values))
+    return CallAt("on_eval_epoch_end", lambda trainer: trainer.run_history.update_metric("quality", next(values)))
 
 
 def make_trainer(*callbacks: TrainerCallback, trainer_class: Any = Trainer, lr: float = 1e-3) -> Any:
@@ -66,7 +59,7 @@ def test_a_schedule_of_epochs_or_of_a_metric() -> None:
     plateau: dict[str, Any] = {"create_scheduler_fn": PLATEAU, "watch_metric": "quality"}
     for options, rates in ((halving, [1e-3, 5e-4, 2.5e-4, 1.25e-4]), (plateau, [1e-3, 1e-3, 5e-4, 5e-4])):
         used = RatesUsed()
-        train(make_trainer(RecordsMetric(iter([3.0, 4.0, 1.0, 2.0])), used), **options)
+        train(make_trainer(records_metric(iter([3.0, 4.0, 1.0, 2.0])), used), **options)
         assert used.rates[::2] == used.rates[1::2] == rates
 
 
@@ -103,7 +96,7 @@ def test_schedulers_with_another_interface() -> None:
         (OfEpochs, {"watch_metric": "quality"}, [(1, 3.0), (2, 4.0)]),
         (OfMetric, {"watch_metric": "quality"}, [3.0, 4.0]),
     ):
-        trainer = make_trainer(RecordsMetric(iter([3.0, 4.0])))
+        trainer = make_trainer(records_metric(iter([3.0, 4.0])))
         train(trainer, 2, create_scheduler_fn=create, **options)
         assert trainer.scheduler.told == expected
 
@@ -178,14 +171,14 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(tmp_path: Path, interrupt_i
         train, num_epochs=5, create_scheduler_fn=partial(PLATEAU, patience=1), watch_metric="quality"
     )
     whole = RatesUsed()
-    run(make_trainer(whole, RecordsMetric(iter(values))))
+    run(make_trainer(whole, records_metric(iter(values))))
     save = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
     with pytest.raises(KilledError):
-        run(make_trainer(RecordsMetric(iter(values)), save, KillAt(2 * interrupt_in - 2, "on_train_step_end")))
+        run(make_trainer(records_metric(iter(values)), save, KillAt(2 * interrupt_in - 2, "on_train_step_end")))
 
     resumed = RatesUsed()
     rest = iter(values[interrupt_in - 1 :])
-    run(make_trainer(resumed, RecordsMetric(rest)), resume_from=tmp_path)
+    run(make_trainer(resumed, records_metric(rest)), resume_from=tmp_path)
     assert len(set(whole.rates)) > 1
     assert resumed.rates == whole.rates[2 * interrupt_in - 2 :]
 

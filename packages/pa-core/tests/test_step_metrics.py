@@ -335,15 +335,12 @@ def test_outside_of_a_step_logging_is_an_error_that_says_where(event: str) -> No
 DATA = make_regression(8)
 
 
-class RecordsAnything(TrainerCallback):
-    """Records what scripts record: what a metric library returned, a vector for the classes, and a string."""
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        epoch = trainer.run_history.current_epoch
-        trainer.run_history.update_metric("test", {"accuracy": torch.tensor(epoch / 10), "worst": "cat"})
-        trainer.run_history.update_metric("per_class", torch.tensor([0.0, epoch / 10]))
-        trainer.run_history.update_metric("phase", "warm-up")
+def record_anything(trainer: AnyTrainer) -> None:
+    """Record what scripts record: what a metric library returned, a vector for the classes, and a string."""
+    epoch = trainer.run_history.current_epoch
+    trainer.run_history.update_metric("test", {"accuracy": torch.tensor(epoch / 10), "worst": "cat"})
+    trainer.run_history.update_metric("per_class", torch.tensor([0.0, epoch / 10]))
+    trainer.run_history.update_metric("phase", "warm-up")
 
 
 class Logged(LogMetricsCallback):
@@ -361,7 +358,7 @@ def recording_trainer(*callbacks: Any, history: RunHistory | None = None) -> Tra
     """A trainer of a linear model that records anything."""
     torch.default_generator.manual_seed(0)
     model = nn.Linear(4, 1)
-    all_callbacks = [RecordsAnything(), *callbacks]
+    all_callbacks = [CallAt("on_eval_epoch_end", record_anything), *callbacks]
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=all_callbacks, run_history=history)
 
 

@@ -86,14 +86,12 @@ def test_an_evaluation_returns_its_metrics() -> None:
             self.log("half", 0.5)
             return super().calculate_eval_batch_loss(batch)
 
-    class Record(TrainerCallback):
-        @override
-        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            trainer.run_history.update_metric("evaluation_name", "not a number")
-            trainer.run_history.update_metric("evaluation_steps", len(trainer.eval_dataloader or ()))
+    def record(trainer: AnyTrainer) -> None:
+        trainer.run_history.update_metric("evaluation_name", "not a number")
+        trainer.run_history.update_metric("evaluation_steps", len(trainer.eval_dataloader or ()))
 
     model = nn.Linear(4, 1)
-    trainer = Logging(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [Record])
+    trainer = Logging(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [CallAt("on_eval_epoch_end", record)])
     trainer.train(make_regression(8), 1)
     for reset_run_history in (False, True):
         metrics = trainer.evaluate(make_regression(20), per_device_batch_size=2, reset_run_history=reset_run_history)

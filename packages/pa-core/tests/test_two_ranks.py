@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, Trainer, TrainerCallback, gather_objects
+from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback, gather_objects
 from pa_core.data import KeyedDataLoader
 from pa_core.distributed.rank_sync import LateReader
 from pa_core.errors import RanksDifferError
@@ -83,7 +83,7 @@ def test_a_model_that_was_evaluated_first_trains_alike_on_both_ranks() -> None:
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
     """One sample on two ranks is refused before anything starts."""
     trainer = Trainer(network(), nn.MSELoss(), None, callbacks=[])
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ValueError, match="fewer samples to evaluate on than processes"):
         trainer.evaluate(in_double(make_regression(1)))
 
 

@@ -23,7 +23,7 @@ from typing_extensions import override
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 from pa_core.callbacks import CallbackLike
 from pa_core.testing import TinyClassifier, make_classification, make_regression
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.pa_core.tensor_reads import Reads
 
 BATCH_SIZE, FEW, MANY = 4, 10, 30
@@ -203,19 +203,9 @@ def test_gradients_of_a_sharded_model_are_exchanged_once_an_update() -> None:
 def collectives_of_a_run(steps: int) -> Counter[str]:
     """How often each collective is called while a run trains for so many steps, but not before its first one."""
     counts = Counter[str]()
-
-    class Counts(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            profile.start()
-
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            if update == steps:
-                profile.stop()
-
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    train(steps, Counts)
+    begin = CallAt("on_train_epoch_start", lambda _: profile.start())
+    train(steps, begin, AlsoAt("on_optimizer_step_end", lambda _: profile.stop(), steps))
     entries: Any = profile.key_averages()
     counts.update({entry.key: entry.count for entry in entries if entry.key.startswith("c10d::")})
     return counts
