@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pa_core.plot_style import PlotStyle, plot_style
+from pa_core.tracking.plot_style import PlotStyle, plot_style
 
 __all__ = ["draw"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from pa_core.plot_style import DARK, LIGHT, PlotStyle
+from pa_core.tracking.plot_style import DARK, LIGHT, PlotStyle
 
 __all__ = ["draw"]
 

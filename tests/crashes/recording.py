@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, TrainerCallback, gather_objects
-from pa_core.model_tensors import local_piece
+from pa_core._tensors import local_piece
 
 __all__ = ["Recorder", "digest", "digests", "outcome_path", "samples_path"]
 

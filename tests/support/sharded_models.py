@@ -81,6 +81,6 @@ def sharded(model: TinyTransformer, replicas: int = 1) -> TinyTransformer:
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a model, put together; every process must call this."""
-    from pa_core.model_tensors import whole_tensor
+    from pa_core._tensors import whole_tensor
 
     return {name: whole_tensor(parameter.detach()).clone() for name, parameter in model.named_parameters()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pa_core import TrainerCallback
-from pa_core.any_trainer import EVENT_NAMES
+from pa_core.engine.any_trainer import EVENT_NAMES
 from tests.repository.api import MODULES
 
 FOLDER = Path(__file__).with_name("must_fail")

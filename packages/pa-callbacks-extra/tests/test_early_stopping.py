@@ -32,7 +32,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks.best_metric import direction_in_name
+from pa_core.engine.best_metric import direction_in_name
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.support.callbacks import CallAt
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 from pa_callbacks_extra import ModelEma, ModelEmaCallback
 from pa_checkpoint import StoredTensor
 from pa_core import ConfigurationError, Trainer, TrainerCallback
-from pa_core.model_tensors import local_pieces, whole_tensor
+from pa_core._tensors import local_pieces, whole_tensor
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")

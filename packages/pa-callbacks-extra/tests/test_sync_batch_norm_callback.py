@@ -22,7 +22,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.model_tensors import whole_tensor
+from pa_core._tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
 from tests.support.pa_callbacks_extra.synchronised_runs import (

@@ -24,9 +24,9 @@ from pa_core import (
     TrainerPlaceholderValues,
 )
 from pa_core.callbacks import PrintProgressCallback
+from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.data.loaders import default_num_workers
 from pa_core.distributed import num_processes, rank
-from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import EmptyDatasetError
 from pa_data.orders import Order, Sequential
 from tests.small_runs import NoteBatches, linear, make_trainer, samples

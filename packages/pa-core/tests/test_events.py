@@ -24,8 +24,8 @@ from pa_core import (
     TrainerCallback,
     get_default_callbacks,
 )
-from pa_core.any_trainer import EVENT_NAMES
 from pa_core.callbacks import CallbackLike
+from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.explained import assert_explained
 from tests.support.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, UnsupportedConfigurationError
-from pa_core.exchange import Alone, Exchange, MicroBatch, Part
+from pa_core.engine.exchange import Alone, Exchange, MicroBatch, Part
 from tests.support.pa_core.entries import Entry, StepTrainer, on_both_entries, train
 
 torch.manual_seed(0)

@@ -118,7 +118,7 @@ def test_a_cpu_is_not_filled_until_the_system_ends_the_process(monkeypatch: pyte
         nn.functional.mse_loss(network()(inputs), targets)
     of_eight = 2 * sum(saved)
     for free, fits in ((4 * of_eight, 8), (4 * of_eight - 1, 4)):
-        monkeypatch.setattr("pa_core.fitting.free_memory", lambda free=free: free)
+        monkeypatch.setattr("pa_core.engine.fitting.free_memory", lambda free=free: free)
         trainer = trainer_of(network())
         fit(trainer, 1)
         assert trainer.run_config.train_per_device_batch_size == fits

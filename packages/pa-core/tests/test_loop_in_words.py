@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from docs.pictures.loop import svg
 from pa_core import Trainer
-from pa_core.any_trainer import EVENT_NAMES
-from pa_core.plot_style import DARK, LIGHT, PlotStyle
+from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback
+from pa_core.tracking.plot_style import DARK, LIGHT, PlotStyle
 from tests.small_runs import make_trainer, samples
 
 PAGE = Path(__file__).parents[3] / "docs" / "run.md"

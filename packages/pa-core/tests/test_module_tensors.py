@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pa_core import ConfigurationError, Trainer, describe_model, unwrap_model
-from pa_core.model_tensors import buffers_of_module, parameters_of, parameters_of_module
+from pa_core._tensors import buffers_of_module, parameters_of, parameters_of_module
 from tests.small_runs import linear
 
 

@@ -22,7 +22,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
+from pa_core.steps.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
 
 VALUES = {"num_epochs": 5, "num_update_steps_per_epoch": 12, "train_dataloader_len": 24, "eval_dataloader_len": 7}
 EPOCHS = TrainerPlaceholderValues.NUM_EPOCHS

@@ -71,6 +71,6 @@ def test_healthy_models_are_as_without_the_rehearsal(name: str, monkeypatch: pyt
     """They train, and their weights are those of a run that was not rehearsed."""
     torch.manual_seed(0)
     rehearsed = trained(*HEALTHY[name]()).fingerprint()
-    monkeypatch.setattr("pa_core.session.Session._rehearse", _nothing)
+    monkeypatch.setattr("pa_core.engine.session.Session._rehearse", _nothing)
     torch.manual_seed(0)
     assert trained(*HEALTHY[name]()).fingerprint() == rehearsed

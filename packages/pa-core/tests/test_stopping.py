@@ -370,7 +370,7 @@ import os, signal, sys
 from functools import partial
 import torch
 from pa_core import Trainer, TrainerCallback
-from pa_core.any_trainer import EVENT_NAMES
+from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import TinyClassifier, make_classification
 
 class Say(TrainerCallback):

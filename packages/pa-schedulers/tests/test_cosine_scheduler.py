@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from pa_core import ConfigurationError
-from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.steps.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_schedulers import CosineLrScheduler
 from tests.support.explained import assert_explained
 

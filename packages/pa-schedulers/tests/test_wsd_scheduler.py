@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from pa_core import ConfigurationError
-from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.steps.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_schedulers import CosineLrScheduler, WSDLrScheduler
 from tests.support.explained import assert_explained
 

@@ -20,8 +20,8 @@ pixels = torch.ones(2, 4)
 # Which trainer takes which callback
 
 Trainer(net, None, None, callbacks=[ForNetTrainer])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_core.TrainerCallback[TrainerT_contra]: it needs a NetTrainer
-Trainer(net, None, None, callbacks=[ForAnyTrainer, print])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_core.any_trainer.CallbackLike: a function is no callback
-NetTrainer(net, None, None, callbacks=["early stopping"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_core.any_trainer.CallbackLike: a name is no callback
+Trainer(net, None, None, callbacks=[ForAnyTrainer, print])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_core.engine.any_trainer.CallbackLike: a function is no callback
+NetTrainer(net, None, None, callbacks=["early stopping"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_core.engine.any_trainer.CallbackLike: a name is no callback
 
 # The handler
 

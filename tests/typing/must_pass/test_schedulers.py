@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 from typing_extensions import override
 
 from pa_core import BatchOutput, Trainer, TrainerCallback, TrainerPlaceholderValues, TrainerWithTimmScheduler
-from pa_core.placeholders import PlaceholderExpression, resolve_placeholders
+from pa_core.steps.placeholders import PlaceholderExpression, resolve_placeholders
 from pa_core.timm_trainer import TimmSchedulerLike
 from pa_core.types import SchedulerLike, StatefulScheduler
 from pa_finetuning import GradualUnfreezing, ModelFreezer, TrainerLike

@@ -1,9 +1,9 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
 
-Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.default_step``,
-``pa_core.distributed``, ``pa_core.errors``, ``pa_core.exchange``,
-``pa_core.plot_style``, ``pa_core.predictions``, ``pa_core.sharding``, ``pa_core.testing``, ``pa_core.torch_names``,
-``pa_core.tracking``, ``pa_core.types`` and ``pa_core.user_warnings``.
+Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
+``pa_core.engine.exchange``, ``pa_core.errors``, ``pa_core.predictions``, ``pa_core.sharding``,
+``pa_core.steps.default_step``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
+``pa_core.tracking.plot_style``, ``pa_core.types`` and ``pa_core.user_warnings``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core._tensors import unwrap_model
 from pa_core.callbacks import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -39,6 +39,8 @@ from pa_core.distributed.processes import (
     notebook_launcher,
     world_process_zero_only,
 )
+from pa_core.engine.any_trainer import AnyTrainer
+from pa_core.engine.model_description import describe_model
 from pa_core.errors import (
     ArgumentTypeError,
     BatchMismatchError,
@@ -57,10 +59,8 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
-from pa_core.model_description import describe_model
-from pa_core.model_tensors import unwrap_model
-from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
+from pa_core.steps.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.timm_trainer import TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, RunHistory
 from pa_core.tracking.plot import plot_run_history

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_core.attributes import temporarily
+from pa_core._attributes import temporarily
+from pa_core._tensors import compiled_from
 from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
-from pa_core.model_tensors import compiled_from
 from pa_data import map_tensors
 
 _Loader = TypeVar("_Loader")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core.any_trainer import EVENT_NAMES, AnyTrainer, TrainerCallback
+from pa_core.engine.any_trainer import EVENT_NAMES, AnyTrainer, TrainerCallback
 
 __all__ = ["RecordingCallback", "TinyClassifier", "make_classification", "make_regression"]
 

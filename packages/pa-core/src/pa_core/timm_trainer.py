@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
+from pa_core._tensors import missing_methods
 from pa_core.errors import ConfigurationError
-from pa_core.model_tensors import missing_methods
 from pa_core.trainer import Trainer
 from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 

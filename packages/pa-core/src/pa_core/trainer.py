@@ -15,33 +15,34 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import default_step, distributed, input_checks
-from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core import distributed
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment, first_batches
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, DataArgument
+from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.default_step import ITEMS, check_step_output, count_items, name_step
-from pa_core.epoch_lengths import EpochLengths
+from pa_core.engine.added_modules import require_one_trained_module, trained_loss
+from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.engine.modes import put_into_training, warn_of_pretrained_parts
+from pa_core.engine.parts import Part
+from pa_core.engine.run_arguments import RunArguments
+from pa_core.engine.run_descriptions import describe_start, require_same_parts
+from pa_core.engine.running import require_ready, stopping_in_order
+from pa_core.engine.sanity_evaluation import sanity_evaluation
+from pa_core.engine.scheduler_stepping import SchedulerStepping
+from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.update import TrainerUpdate, updates_of_epoch
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.extra_models import require_one_trained_module, trained_loss
-from pa_core.modes import put_into_training, warn_of_pretrained_parts
-from pa_core.parts import Part
-from pa_core.progress import Phase
-from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
-from pa_core.run_descriptions import describe_start, require_same_parts
-from pa_core.running import require_ready, stopping_in_order
-from pa_core.sanity_evaluation import sanity_evaluation
-from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.session import Session, TrainingHooks
+from pa_core.steps import default_step, input_checks
+from pa_core.steps.default_step import ITEMS, check_step_output, count_items, name_step
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, recording_with_prefix
 from pa_core.trainer_methods import TrainerMethods
+from pa_core.training_state.progress import Phase
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
-from pa_core.update import TrainerUpdate, updates_of_epoch
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
@@ -602,7 +603,9 @@ class Trainer(
             step = f"training step {self._session.progress.step} of epoch {self.num_epochs_completed + 1}"
             name_step(error, step, batch, self.get_model())
             raise
-        update.backward(batch, output)
+        loss = update.report(batch, output)
+        del output  # which would keep the outputs of the model during the backward pass
+        update.backward(loss, batch)
 
     def _compute_gradients(self, batch: BatchT) -> Tensor:
         loss: Tensor = self.calculate_train_batch_loss(batch)["loss"]

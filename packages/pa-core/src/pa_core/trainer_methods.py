@@ -14,23 +14,24 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import default_step, input_checks, scheduler_stepping
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.distributed.comparison import Describe
+from pa_core.engine import scheduler_stepping
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.parts import Part
+from pa_core.engine.prepare import place, shard
+from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
+from pa_core.engine.run_descriptions import require_same_parts
+from pa_core.engine.running import require_ready, running
+from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.setup import RunKind
 from pa_core.errors import ConfigurationError
-from pa_core.parts import Part
-from pa_core.placeholders import create_scheduler
-from pa_core.prepare import place, shard
-from pa_core.progress import Stage
-from pa_core.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.run_config import TrainerRunConfig, check_count
-from pa_core.run_descriptions import require_same_parts
-from pa_core.running import require_ready, running
-from pa_core.session import Session, TrainingHooks
-from pa_core.setup import RunKind
+from pa_core.steps import default_step, input_checks
+from pa_core.steps.placeholders import create_scheduler
 from pa_core.training_state.own_buffers import buffers_of_first_process
+from pa_core.training_state.progress import Stage
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -207,7 +208,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         describe_arguments: Describe | None = None,
         seed: int | None = None,
     ) -> Generator[None]:
-        """Return the context of a run, which has a session of its own."""
+        """Return the context of a run, with a new session."""
         before = self._session
 
         def begin() -> Session:

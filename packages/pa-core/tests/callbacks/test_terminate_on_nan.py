@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, NonFiniteLossError, TerminateOnNaNCallback
-from pa_core.device_reads import ScalarTransfer
+from pa_core._device_reads import ScalarTransfer
 from pa_core.testing import RecordingCallback, make_regression
 from tests.support.callbacks import CallAt
 from tests.support.models import weights_of

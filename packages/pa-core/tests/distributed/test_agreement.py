@@ -23,7 +23,7 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.any_trainer import EVENT_NAMES
+from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import CallAt, FailAt
 from tests.support.models import weights_of

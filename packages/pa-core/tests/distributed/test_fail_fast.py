@@ -16,7 +16,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback, gather_objects
-from pa_core.any_trainer import EVENT_NAMES
+from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests import launching
 from tests.launching import Launch, Launched, free_ports

@@ -25,7 +25,7 @@ from pa_core import (
     SaveTrainingStateCallback,
     Trainer,
 )
-from pa_core.model_tensors import is_sharded
+from pa_core._tensors import is_sharded
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.sharding.meta_models import MakesItsWeights, on_meta
 from tests.support.pa_core.sharding.plugins import accelerator_with, sharding

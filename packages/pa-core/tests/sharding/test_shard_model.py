@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer, UnsupportedConfigurationError
-from pa_core.model_tensors import is_sharded, is_unit
+from pa_core._tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
 from tests.support.pa_core.sharding.by_hand import require_same, updates_by_hand
 from tests.support.pa_core.sharding.plugins import sharding

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveBestModelCallback, Trainer, TrainerCallback
-from pa_core.model_tensors import whole_tensor
+from pa_core._tensors import whole_tensor
 from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights

@@ -24,7 +24,7 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.model_tensors import is_sharded
+from pa_core._tensors import is_sharded
 from tests.support.callbacks import CallAt, Notes
 from tests.support.pa_core import entries
 from tests.support.pa_core.entries import Step

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.image import imread
 
 from pa_core.errors import ConfigurationError, MetricNotFoundError
-from pa_core.plot_style import DARK, LIGHT, PlotStyle
 from pa_core.tracking import InMemoryRunHistory
 from pa_core.tracking.plot import PlotAxis, plot_run_history
+from pa_core.tracking.plot_style import DARK, LIGHT, PlotStyle
 from tests.launching import Launch
 from tests.support.histories import DocumentedHistory
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 from pa_checkpoint import Folder, load
 from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.model_tensors import is_sharded, whole_tensor
+from pa_core._tensors import is_sharded, whole_tensor
 from pa_core.training_state.saved_runs import find_saved_run
 from tests.support.disks import full_disk
 from tests.support.pa_core.training_states.small_runs import make_trainer, train

@@ -51,10 +51,10 @@ class _Group:
         self.saved: Tensor = torch.empty(0)
 
     def save(self, versions: list[int]) -> None:
-        """Keep what they are; a copy that is still true is kept.
+        """Keep what they are; an old copy that is still true stays.
 
         Args:
-            versions: Those of the tensors.
+            versions: The versions of the tensors.
         """
         self._versions = versions
         if self._always_changes or self._saved_versions != versions:
@@ -79,7 +79,7 @@ class _Group:
         """Take what they are from here on for unchanged.
 
         Args:
-            versions: Those of the tensors.
+            versions: The versions of the tensors.
         """
         self._versions = versions
 
@@ -87,7 +87,7 @@ class _Group:
         """Return whether they may be something else than when they were saved.
 
         Args:
-            versions: Those of the tensors.
+            versions: The versions of the tensors.
         """
         if self._always_changes or versions != self._versions:
             return True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pa_core.default_step import advise_on_targets
+from pa_core.steps.default_step import advise_on_targets
 from pa_preflight._calls import FunctionCall
 from pa_preflight._findings import FILL_GAPS, Finding, noticed
 

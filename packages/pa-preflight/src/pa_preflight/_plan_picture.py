@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pa_core import ConfigurationError
-from pa_core.plot_style import plot_style
+from pa_core.tracking.plot_style import plot_style
 
 
 def draw_rates(curves: Mapping[str, Sequence[tuple[int, float]]], path: str | Path, *, dark: bool) -> Path:

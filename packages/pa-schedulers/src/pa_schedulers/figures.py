@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pa_core.plot_style import PlotStyle
+from pa_core.tracking.plot_style import PlotStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,7 +30,7 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.plot_style import PlotStyle, plot_style
+from pa_core.tracking.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 

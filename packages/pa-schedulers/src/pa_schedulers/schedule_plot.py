@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 
 from pa_core import ArgumentTypeError, TrainerPlaceholderValues, resolve_placeholders
-from pa_core.plot_style import PlotStyle, plot_style
+from pa_core.tracking.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
 from pa_schedulers.param_groups import read_field

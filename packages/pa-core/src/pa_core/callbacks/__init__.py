@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.callbacks.best_metric import (
-    FALSE_BY_DEFAULT,
-    BestMetric,
-    require_watchable,
-    resolve_direction,
-    watched_value,
-)
+from pa_core._device_reads import ScalarTransfer
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
@@ -21,7 +14,14 @@ from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
 from pa_core.callbacks.step_based_evaluation import StepBasedEvaluationCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.batch_limit import LimitBatches
-from pa_core.device_reads import ScalarTransfer
+from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.engine.best_metric import (
+    FALSE_BY_DEFAULT,
+    BestMetric,
+    require_watchable,
+    resolve_direction,
+    watched_value,
+)
 from pa_core.errors import StopTrainingError
 from pa_core.run_config import check_count
 from pa_core.tracking.run_history import recording_with_prefix

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.best_metric import (
+from pa_core.checkpoints.checkpoint import read_checkpoint
+from pa_core.distributed.collectives import raise_on_all
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.best_metric import (
     FALSE_BY_DEFAULT,
     BestMetric,
     require_watchable,
     resolve_direction,
     watched_value,
 )
-from pa_core.checkpoint import read_checkpoint
-from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import CheckpointError, ConfigurationError
 
 

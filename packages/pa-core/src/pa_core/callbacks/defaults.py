@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.user_warnings import warn_user
 
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, CallbackHandler, TrainerCallback
 from pa_core.data.batch_limit import BATCH_LIMIT_VARIABLE, DataLoaderSlice, batch_limit_from_environment
 from pa_core.data.custom_loader import is_slice
+from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user

@@ -7,9 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.epoch_rows import format_pairs
 from pa_core.callbacks.print_progress import PrintProgressCallback
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.tracking.run_history import UpdatedMetrics
 
 

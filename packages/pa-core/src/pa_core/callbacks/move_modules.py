@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.extra_models import items_of
+from pa_core.engine.added_modules import items_of
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):

@@ -10,16 +10,16 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.callbacks.best_metric import BestMetric, JudgesMetric, direction_in_name
+from pa_core._tensors import learning_rates_of, parameters_of
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, most_telling
 from pa_core.callbacks.interruptions import time_of_day
 from pa_core.callbacks.run_summary import describe_trained, format_table, trains_some_of
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.best_metric import BestMetric, JudgesMetric, direction_in_name
+from pa_core.engine.modes import trained_in_evaluation_mode
 from pa_core.errors import StopTrainingError
-from pa_core.model_tensors import learning_rates_of, parameters_of
-from pa_core.modes import trained_in_evaluation_mode
 from pa_core.tracking import RunClock
 from pa_core.tracking.metric_values import is_loss
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
+from pa_core._device_reads import ScalarTransfer
+from pa_core._tensors import learning_rates_of
 from pa_core._tqdm import Bar, draw_bar, is_in_notebook, is_terminal
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.epoch_rows import format_rate
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.data.custom_loader import length_of
-from pa_core.device_reads import ScalarTransfer
-from pa_core.model_tensors import learning_rates_of
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.tracking import LossTracker
 from pa_core.types import BatchOutput
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from pa_core.callbacks.best_metric import BestMetric, direction_in_name
-from pa_core.model_tensors import parameters_of
+from pa_core._tensors import parameters_of
+from pa_core.engine.best_metric import BestMetric, direction_in_name
 from pa_core.tracking import RunHistory
 from pa_core.tracking.run_history import values_with_epochs
 

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from pa_checkpoint import Folder
 from pa_core import distributed
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.interruptions import LastWords, SavedState, describe_interruption
 from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import (
     CheckpointError,
     ConfigurationError,

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
-from pa_core.default_step import why_not_finite
-from pa_core.device_reads import ScalarTransfer
+from pa_core._device_reads import ScalarTransfer
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import NonFiniteLossError
+from pa_core.steps.default_step import why_not_finite
 from pa_core.types import BatchOutput
 
 

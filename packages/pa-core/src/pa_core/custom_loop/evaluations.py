@@ -9,13 +9,13 @@ from typing import Any, Generic, cast
 import torch
 from torch import Tensor
 
-from pa_core.any_trainer import TrainerCallback
-from pa_core.attributes import temporarily
-from pa_core.batch_structure import count_samples
+from pa_core._attributes import temporarily
 from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.custom_loader import count_steps, end_workers, innermost, is_keyed
 from pa_core.data.data_arguments import DataArgument
-from pa_core.session import Session
+from pa_core.engine.any_trainer import TrainerCallback
+from pa_core.engine.session import Session
+from pa_core.steps.batch_structure import count_samples
 from pa_core.tracking import MetricValue
 from pa_core.tracking.epoch_means import logged_twice, single_number
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, recording_with_prefix

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from pa_core.default_step import unusable_kind
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.steps.default_step import unusable_kind
 from pa_data.batches import describe_batch
 
 

@@ -16,31 +16,32 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import checkpoint
-from pa_core.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
+from pa_core._tensors import reshard
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.checkpoints import checkpoint
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.run_models import RunModels
 from pa_core.custom_loop.update import Update, batches_of_loop
 from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, DataArgument
-from pa_core.default_step import require_count
+from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
-from pa_core.epoch_lengths import EpochLengths
+from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
+from pa_core.engine.parts import counting_samples, forget_gradients
+from pa_core.engine.prepare import place, shard
+from pa_core.engine.run_arguments import RunArguments
+from pa_core.engine.run_descriptions import describe_start, require_same_parts
+from pa_core.engine.running import running, stopping_in_order
+from pa_core.engine.scheduler_stepping import SchedulerStepping
+from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.update import Batches
 from pa_core.errors import ConfigurationError, StopTrainingError
-from pa_core.model_tensors import reshard
-from pa_core.parts import counting_samples, forget_gradients
-from pa_core.placeholders import create_scheduler
-from pa_core.prepare import place, shard
-from pa_core.progress import Phase
-from pa_core.run_arguments import RunArguments
 from pa_core.run_config import TrainerRunConfig
-from pa_core.run_descriptions import describe_start, require_same_parts
-from pa_core.running import running, stopping_in_order
-from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.session import Session, TrainingHooks
+from pa_core.steps.default_step import require_count
+from pa_core.steps.placeholders import create_scheduler
 from pa_core.tracking import MetricValue, RunHistory
+from pa_core.training_state.progress import Phase
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -50,7 +51,6 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
-from pa_core.update import Batches
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 

@@ -10,19 +10,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_core._accelerate import AcceleratorLike
-from pa_core.attributes import temporarily
+from pa_core._attributes import temporarily
+from pa_core._tensors import reshard
 from pa_core.custom_loop.run_part import RunPart
 from pa_core.distributed import broadcast_weights
+from pa_core.engine.exchange import Exchange
 from pa_core.errors import ConfigurationError
-from pa_core.exchange import Exchange
-from pa_core.input_checks import (
+from pa_core.steps.input_checks import (
     check_kind_of_optimizer,
     check_optimizer,
     check_optimizer_factory,
     check_trainer_arguments,
     require_step_without_closure,
 )
-from pa_core.model_tensors import reshard
 from pa_core.types import SchedulerFactory
 from pa_core.user_warnings import warn_user
 from pa_data.batches import is_mapping

@@ -14,15 +14,15 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from pa_core import _accelerate
+from pa_core._tensors import parameters_of_module
 from pa_core._torch import calls_step_hooks, dtypes_of_outputs
 from pa_core.custom_loop import mistakes
-from pa_core.default_step import unusable_kind
 from pa_core.distributed.collectives import tensors_in_graph
+from pa_core.engine.exchange import Exchange
+from pa_core.engine.first_updates import NUM_FIRST_UPDATES, EarlierGradients
+from pa_core.engine.parts import Part, zero_loss_of_padding
 from pa_core.errors import ConfigurationError
-from pa_core.exchange import Exchange
-from pa_core.first_updates import NUM_FIRST_UPDATES, EarlierGradients
-from pa_core.model_tensors import parameters_of_module
-from pa_core.parts import Part, zero_loss_of_padding
+from pa_core.steps.default_step import unusable_kind
 from pa_core.user_warnings import warn_user
 
 

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from pa_core.any_trainer import TrainerCallback
-from pa_core.batch_structure import count_samples
 from pa_core.custom_loop import mistakes
 from pa_core.custom_loop.evaluations import Evaluations
 from pa_core.custom_loop.run_part import RunPart
 from pa_core.data.custom_loader import length_of
-from pa_core.default_step import name_backward_pass, require_count
 from pa_core.distributed import gather_objects
+from pa_core.engine.any_trainer import TrainerCallback
+from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.session import Session
+from pa_core.engine.update import BEFORE_FIRST, AnyUpdate, Batches
 from pa_core.errors import BatchOutputError, ConfigurationError
-from pa_core.micro_batches import MicroBatch
 from pa_core.run_config import check_count
-from pa_core.session import Session
+from pa_core.steps.batch_structure import count_samples
+from pa_core.steps.default_step import name_backward_pass, require_count
 from pa_core.types import BatchT
-from pa_core.update import BEFORE_FIRST, AnyUpdate, Batches
 from pa_data import move_to_device
 from pa_data.batches import is_mapping
 

@@ -10,10 +10,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeIs
 
 from pa_core import _accelerate
+from pa_core._tensors import supports_state_dict
 from pa_core.data.batch_limit import DataLoaderSlice
-from pa_core.epoch_lengths import EpochLengths
+from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError, EmptyDatasetError
-from pa_core.model_tensors import supports_state_dict
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader, loader_parts
 

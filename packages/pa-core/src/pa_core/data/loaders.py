@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core import _accelerate
-from pa_core.compatibility import require_even_batches
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
@@ -47,6 +46,7 @@ from pa_core.data.worker_copies import WorkerCopies
 from pa_core.distributed import collectives
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.run_config import LoaderSettings
+from pa_core.steps.compatibility import require_even_batches
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 from pa_data import (

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 import pa_distributed
 from pa_core import _accelerate
+from pa_core._tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
-from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.types import TensorsT
 from pa_distributed import prepare_gloo
 

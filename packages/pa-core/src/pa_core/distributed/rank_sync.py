@@ -11,7 +11,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from pa_core.device_reads import copy_to_host, to_device
+from pa_core._device_reads import copy_to_host, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import Describe, require_same
 from pa_core.errors import NonFiniteLossError, StopTrainingError

@@ -15,16 +15,16 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 import pa_distributed
-from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.data_arguments import DataArgument
 from pa_core.data.loaders import Loaders
-from pa_core.default_step import name_step
 from pa_core.distributed.collectives import gather_objects, num_processes, rank, sum_over_processes
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.rank_checks import digest_of_weights
 from pa_core.errors import ConfigurationError
 from pa_core.predictions.writer import ResumableWriter
-from pa_core.rank_checks import digest_of_weights
 from pa_core.run_config import check_count
+from pa_core.steps.default_step import name_step
 from pa_data import KeyedDataLoader, count_samples, move_to_device
 from pa_data.orders import EpochOrder, Order
 from pa_data.rng import restored_rng_states, seed_rng

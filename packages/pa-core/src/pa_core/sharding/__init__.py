@@ -11,6 +11,6 @@ A callback that works on the weights of any model works on the pieces that each 
 
 from __future__ import annotations
 
-from pa_core.model_tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
+from pa_core._tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
 
 __all__ = ["is_sharded", "is_sharded_module", "local_piece", "local_pieces", "reshard"]

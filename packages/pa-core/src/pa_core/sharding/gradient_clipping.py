@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from pa_core._tensors import is_sharded, local_piece
 from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, sum_over_processes
-from pa_core.model_tensors import is_sharded, local_piece
 
 
 def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
+from pa_core._tensors import compiled_from, is_sharded, is_sharded_module, unwrap_model
 from pa_core._torch import PARAMETERS, has_gradient_hooks
 from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, unwrap_model
 from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
 from pa_core.sharding.recomputation import contexts_of_passes
 from pa_core.sharding.sharding_plan import ShardingSettings, blocks_of, modules_of_block, whole_parameters

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pa_core import _accelerate, _torch
+from pa_core._tensors import compiled_from, is_sharded, is_sharded_module, is_unit, local_piece, unwrap_model
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.model_tensors import compiled_from, is_sharded, is_sharded_module, is_unit, local_piece, unwrap_model
 
 # torch annotates these only in part
 _collectives: Any = dist

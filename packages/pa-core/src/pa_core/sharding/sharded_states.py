@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pa_core.model_tensors import is_sharded, whole_tensor
+from pa_core._tensors import is_sharded, whole_tensor
 
 
 @contextmanager

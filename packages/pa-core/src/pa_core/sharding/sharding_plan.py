@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torch import nn
 
 from pa_core import _accelerate
+from pa_core._tensors import compiled_from
 from pa_core.errors import ConfigurationError
-from pa_core.model_tensors import compiled_from
 from pa_core.user_warnings import warn_user
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pa_core import _accelerate
+from pa_core._tensors import without_frozen
 from pa_core.errors import ConfigurationError
-from pa_core.model_tensors import without_frozen
 
 
 class WeightExport:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core.device_reads import ScalarTransfer
+from pa_core._device_reads import ScalarTransfer
 from pa_core.errors import ConfigurationError
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory

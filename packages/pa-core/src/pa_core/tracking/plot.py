@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from pa_core.errors import ConfigurationError
-from pa_core.plot_style import PlotStyle, plot_style
 from pa_core.tracking import InMemoryRunHistory, MetricRecord, RunHistory
+from pa_core.tracking.plot_style import PlotStyle, plot_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from pa_checkpoint import Folder, FolderLock, RemoteFolder, Writer
 from pa_core import distributed
-from pa_core.attributes import temporarily
+from pa_core._attributes import temporarily
+from pa_core._tensors import missing_methods
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.distributed.collectives import raise_on_all
 from pa_core.distributed.rank_sync import RankSync
@@ -28,10 +29,9 @@ from pa_core.errors import (
     OtherProcessError,
     TrainingPreempted,
 )
-from pa_core.model_tensors import missing_methods
-from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.model_state import TrainedLayers
 from pa_core.training_state.own_buffers import OwnBuffers
+from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.run_state import capture, find_extension, pack_by_optimizer
 from pa_core.training_state.saved_runs import newest_state

@@ -14,8 +14,9 @@ from torch.utils.data import IterableDataset
 
 from pa_checkpoint.torch_states import does_not_fit, refusals_explained
 from pa_core import _accelerate
+from pa_core._attributes import temporarily
+from pa_core._tensors import supports_state_dict
 from pa_core._torch import has_ended, has_iterator
-from pa_core.attributes import temporarily
 from pa_core.data.custom_loader import (
     describe_loader,
     has_exact_state,
@@ -24,7 +25,6 @@ from pa_core.data.custom_loader import (
     is_keyed,
 )
 from pa_core.errors import CheckpointError, StopTrainingError
-from pa_core.model_tensors import supports_state_dict
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import SavedModel, does_not_fit, incompatibility
 from pa_core import distributed
+from pa_core._tensors import buffers_of_module, is_sharded_module, names_by_group, parameters_beside, parameters_of
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.model_tensors import buffers_of_module, is_sharded_module, names_by_group, parameters_beside, parameters_of
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.types import StatefulScheduler
 from pa_core.user_warnings import warn_user

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
+from pa_core._tensors import is_sharded, parameters_of, parameters_of_module
 from pa_core.distributed.collectives import broadcast_tensors
-from pa_core.model_tensors import is_sharded, parameters_of, parameters_of_module
 from pa_core.training_state.script_state import shown_places
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.user_warnings import warn_user

@@ -12,10 +12,10 @@ import torch
 from pa_checkpoint import RemoteFolder
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
-from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.custom_loader_state import RunLoaders
 from pa_core.training_state.fetched_states import fetched, local_folders
+from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.run_settings import describe_differences, describe_settings, with_schedule_lengths
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run

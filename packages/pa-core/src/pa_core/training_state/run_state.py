@@ -17,16 +17,15 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor, load
 from pa_checkpoint.torch_states import SavedModel, TransactionalLoad, does_not_fit, incompatibility, refusals_explained
 from pa_core import distributed
-from pa_core.data.custom_loader import count_steps
-from pa_core.errors import CheckpointError, StopTrainingError
-from pa_core.model_tensors import (
+from pa_core._tensors import (
     is_sharded_module,
     named_parameters,
     names_by_group,
     parameters_beside,
     supports_state_dict,
 )
-from pa_core.progress import Phase, Position, Progress
+from pa_core.data.custom_loader import count_steps
+from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.tracking import ExactLossTracker
 from pa_core.training_state.model_state import (
     SavedOptimizer,
@@ -37,6 +36,7 @@ from pa_core.training_state.model_state import (
     restore_parameters_beside_the_model,
 )
 from pa_core.training_state.own_buffers import restore_own_buffers
+from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.script_state import restore_script_state, shown_places
 from pa_core.training_state.snapshotable import LOSS_FUNC, ResumableRun, modules_of

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 from pa_checkpoint import CheckpointInfo, Folder, RemoteFolder, load
 from pa_core import distributed
-from pa_core.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.checkpoints.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
 from pa_core.training_state.run_state import SavedRun
 from pa_core.user_warnings import warn_user

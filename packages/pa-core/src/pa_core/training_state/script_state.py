@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pa_core import distributed
+from pa_core._tensors import buffers_of_module, is_sharded, parameters_of_module, supports_state_dict
 from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.model_tensors import buffers_of_module, is_sharded, parameters_of_module, supports_state_dict
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
 from pa_core.training_state.stored_values import StoredValue, place_of_owner
 from pa_core.user_warnings import warn_user

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_core.epoch_lengths import EpochLengths
+from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.types import SizedIterable, StatefulScheduler

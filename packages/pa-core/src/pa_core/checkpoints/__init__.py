@@ -1,0 +1,1 @@
+"""Checkpoint files: weights of models, and states that accelerate wrote."""

@@ -1,0 +1,391 @@
+"""The modules that a trainer has besides its model: trained with it by one loss, or frozen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pa_core._tensors import is_sharded_module, parameters_of, parameters_of_module, unwrap_model
+from pa_core.distributed import broadcast_weights
+from pa_core.engine.modes import put_into_training
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.steps.compatibility import require_whole_model
+from pa_core.steps.input_checks import (
+    check_kind_of_module,
+    check_kind_of_optimizer,
+    check_scheduler_factory,
+    require_step_without_closure,
+)
+from pa_core.steps.placeholders import create_scheduler
+from pa_core.types import SchedulerFactory, SchedulerLike
+
+_RESERVED = ("loss_func", "model", "optimizer", "scheduler")
+"""What the trainer's own objects are called in training states."""
+
+
+@dataclass
+class AddedModule:
+    """A module, and what trains it.
+
+    Attributes:
+        module: The user's module.
+        optimizer: Its own optimizer; None if the optimizer of the trainer has its parameters, or no optimizer.
+        create_scheduler_fn: Makes the scheduler of its optimizer.
+        called: What a step calls; during a run, the module in the precision of the run.
+    """
+
+    module: nn.Module
+    optimizer: Optimizer | None = None
+    create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None
+    called: nn.Module | None = None
+
+
+class AddedModules:
+    """What ``add_module`` was given, by name.
+
+    Attributes:
+        optimizers: The optimizers that modules have to themselves, by name.
+        schedulers: The schedulers of these in the current or last run, by name.
+
+    Example:
+        >>> from torch.optim import SGD
+        >>> model, critic = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> own, of_critic = (SGD(module.parameters(), lr=0.1) for module in (model, critic))
+        >>> added = AddedModules()
+        >>> added.add("critic", AddedModule(critic, of_critic), model, own)
+        >>> list(added.called()), list(added.optimizers)
+        (['critic'], ['critic'])
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedulers: dict[str, SchedulerLike] = {}
+        self._by_name: dict[str, AddedModule] = {}
+        self._is_prepared = False
+
+    def add(self, name: str, added: AddedModule, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Add a module, or raise an error and change nothing.
+
+        Args:
+            name: What it is called from now on.
+            added: The module.
+            model: The model of the trainer.
+            optimizer: The optimizer of the trainer.
+
+        Raises:
+            ConfigurationError: The name is taken, the module cannot be trained with others, or a run is in progress.
+            ArgumentTypeError: Something is another kind of thing, such as a class instead of an instance.
+        """
+        if self._is_prepared:
+            raise ConfigurationError(
+                f"add_module({name!r}, ...) in a callback, a hook or a step is too late. Call it where the trainer is "
+                "made."
+            )
+        _check_name(name, self._by_name)
+        check_kind_of_module(added.module, "module")
+        require_whole_model(added.module)
+        if added.optimizer is not None:
+            check_kind_of_optimizer(added.optimizer)
+            require_step_without_closure(added.optimizer)
+        _check_scheduler_factory(name, added)
+        _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
+        self._by_name[name] = added
+        if added.optimizer is not None:
+            self.optimizers[name] = added.optimizer
+
+    def require_usable(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Raise an error if a script has since replaced the model or the optimizer.
+
+        Raises:
+            ConfigurationError: A module cannot be trained with the others.
+        """
+        for name, added in self._by_name.items():
+            _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
+
+    def _parameters_beside(self, name: str, model: nn.Module) -> dict[int, str]:
+        """What else has a parameter, by the identity of the parameter."""
+        others = {f"the module {other!r}": one.module for other, one in self._by_name.items() if other != name}
+        return {
+            id(parameter): owner
+            for owner, module in {**others, "the model": model}.items()
+            for parameter in module.parameters()
+        }
+
+    def called(self) -> dict[str, nn.Module]:
+        """Return what a step calls, by name."""
+        return {name: added.called or added.module for name, added in self._by_name.items()}
+
+    def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
+        """Return the modules that are trained, by their own or the trainer's optimizer, without wrappers."""
+        ours = _ids_of_parameters(optimizer)
+        return {
+            name: unwrap_model(added.module, keep_torch_compile=False)
+            for name, added in self._by_name.items()
+            if added.optimizer is not None or any(id(one) in ours for one in added.module.parameters())
+        }
+
+    def untrained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
+        """Return the modules that no optimizer trains, such as a teacher, without wrappers."""
+        trained = self.trained(optimizer)
+        return {
+            name: unwrap_model(added.module, keep_torch_compile=False)
+            for name, added in self._by_name.items()
+            if name not in trained
+        }
+
+    def create_schedulers(self, values: Mapping[str, float]) -> None:
+        """Create the schedulers of a run.
+
+        Args:
+            values: What placeholders stand for.
+
+        Raises:
+            TypeError: A factory returned no scheduler.
+        """
+        for name, optimizer in self.optimizers.items():
+            factory = self._by_name[name].create_scheduler_fn
+            if factory is not None:
+                self.schedulers[name] = create_scheduler(factory, optimizer, values)
+
+    def prepare(
+        self, place: Callable[[nn.Module, bool], nn.Module], optimizer: Optimizer | None, *, for_training: bool
+    ) -> None:
+        """Place all modules on the device, in the precision of the run, and those that nobody trains in eval mode.
+
+        Args:
+            place: Called with a module and whether it is trained, returns what a step calls.
+            optimizer: The optimizer of the trainer.
+            for_training: Whether the run trains.
+        """
+        trained = self.trained(optimizer)
+        self._is_prepared = True
+        for name, added in self._by_name.items():
+            added.called = place(added.module, for_training and name in trained)
+            if name not in trained:
+                added.module.eval()
+                if for_training:
+                    broadcast_weights(unwrap_model(added.module, keep_torch_compile=False))
+
+    def restore(self) -> None:
+        """Forget what the run has called, and the gradients of one that stopped."""
+        self._is_prepared = False
+        for added in self._by_name.values():
+            added.called = None
+            added.module.zero_grad()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+
+    def train(self, optimizer: Optimizer | None) -> None:
+        """Put the modules that are trained into training mode, as the model."""
+        for module in self.trained(optimizer).values():
+            put_into_training(module)
+
+    def eval(self) -> None:
+        """Put all modules into eval mode."""
+        for added in self._by_name.values():
+            added.module.eval()
+
+
+def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
+    return set() if optimizer is None else {id(parameter) for parameter in parameters_of(optimizer)}
+
+
+def _check_name(name: str, taken: Mapping[str, AddedModule]) -> None:
+    if not name.isidentifier() or name in _RESERVED:
+        raise ConfigurationError(
+            f"A module cannot have the name {name!r}. Choose letters, digits and underscores, such as 'critic', and "
+            f"none of {', '.join(_RESERVED)}."
+        )
+    if name in taken:
+        raise ConfigurationError(
+            f"There is a module of this name already: {name!r}, a {type(taken[name].module).__name__}. Choose another "
+            "name."
+        )
+
+
+def _check_scheduler_factory(name: str, added: AddedModule) -> None:
+    if added.create_scheduler_fn is None:
+        return
+    check_scheduler_factory(added.create_scheduler_fn)
+    if added.optimizer is None:
+        raise ConfigurationError(
+            f"The module {name!r} has no optimizer for create_scheduler_fn. Pass the optimizer of the module too."
+        )
+
+
+def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], of_trainer: Optimizer | None) -> None:
+    """Raise an error for parameters that two would train, and trainable ones that nobody would."""
+    own = {id(parameter) for parameter in added.module.parameters()}
+    shared = next((beside[one] for one in own if one in beside), None)
+    if shared is not None:
+        raise ConfigurationError(
+            f"The module {name!r} has parameters that {shared} has too.",
+            given=f"{type(added.module).__name__}, which shares parameters with {shared}",
+            do="Leave it out: it is trained already, with what it is a part of."
+            if shared == "the model"
+            else "Add one module that holds both.",
+        )
+    ours = _ids_of_parameters(of_trainer)
+    if added.optimizer is not None:
+        _check_optimizer(name, added.optimizer, own, ours)
+    elif of_trainer is not None and added.module.training and own.isdisjoint(ours):
+        _refuse_untrained(name, added.module)
+
+
+def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[int]) -> None:
+    kind, held = type(optimizer).__name__, _ids_of_parameters(optimizer)
+    if held & ours:
+        raise ConfigurationError(
+            f"Two optimizers would train the module {name!r}.",
+            given=f"{kind} of {len(held & ours)} parameters that the trainer's optimizer has too",
+            do="Leave optimizer out, or create the trainer's from the parameters of the model alone.",
+        )
+    if not held or held - own:
+        foreign = f"{len(held - own)} other parameters" if held else "no parameters"
+        raise ConfigurationError(
+            f"The optimizer does not belong to the module {name!r}.",
+            given=f"{kind} of {foreign}",
+            do="Create the optimizer from the parameters of the module that is added.",
+        )
+
+
+def _refuse_untrained(name: str, module: nn.Module) -> None:
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if trainable:
+        raise ConfigurationError(
+            f"No optimizer would train the module {name!r}.",
+            given=f"{type(module).__name__} with {len(trainable)} trainable parameters, in training mode",
+            do="Pass its optimizer, or call requires_grad_(False) on it.",
+        )
+
+
+def trained_loss(loss_func: object, optimizer: Optimizer | None, model: nn.Module) -> dict[str, nn.Module]:
+    """Return a loss function that has weights which the trainer's optimizer updates, by its name; empty otherwise.
+
+    Args:
+        loss_func: The loss function.
+        optimizer: The optimizer of the trainer.
+        model: The model, whose parameters a loss function may hold too.
+    """
+    if not isinstance(loss_func, nn.Module):
+        return {}
+    own = set(map(id, parameters_of_module(loss_func))) - set(map(id, parameters_of_module(model)))
+    return {"loss_func": loss_func} if own & _ids_of_parameters(optimizer) else {}
+
+
+def require_one_trained_module(
+    attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
+) -> None:
+    """Raise an error for further modules trained on several processes, whose gradients are not exchanged.
+
+    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are modules without trainable
+    parameters. So are modules that no optimizer of the trainer holds and that are in eval mode, such as a teacher, or
+    an average of the model: a copy of it, perhaps within a module that keeps it.
+
+    Args:
+        attributes: The attributes of the trainer, where other modules and optimizers are looked for.
+        model: The model, which the trainer wraps.
+        added: The modules that were given to ``add_module``, whose gradients the trainer averages.
+
+    Raises:
+        UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
+    """
+    synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
+    found = [one for one in items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
+            synchronised |= {id(parameter) for part in wrapped for parameter in parameters_of_module(part)}
+    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
+            synchronised |= {id(one) for part in untrained for one in parameters_of_module(part)} - optimized
+    for name, item in found:
+        own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
+        if own:
+            raise _not_synchronised(name, item, own, model)
+
+
+def _is_copy(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
+    if module is model:
+        return True
+    if type(module) is not type(model):
+        return False
+    shapes, of_model = (
+        {name: parameter.shape for name, parameter in one.named_parameters()} for one in (module, model)
+    )
+    return shapes == of_model
+
+
+def items_of(attributes: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return attributes and what stands in those that are containers; optimizers last, as a module says more.
+
+    Args:
+        attributes: The attributes of an object; what its properties would return is not among them.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> [name for name, item in items_of({"teacher": layer, "by_name": {"a": layer}}) if item is layer]
+        ['teacher', "by_name['a']"]
+    """
+    items = [
+        item for name, attribute in attributes.items() for item in ((name, attribute), *_items_in(name, attribute))
+    ]
+    return sorted(items, key=lambda item: isinstance(item[1], Optimizer))
+
+
+def _items_in(name: str, attribute: object) -> Iterable[tuple[str, object]]:
+    if isinstance(attribute, dict):
+        items = cast("dict[object, object]", attribute).items()
+        return [(f"{name}[{key!r}]", value) for key, value in items]
+    if isinstance(attribute, list | tuple | set | frozenset | deque):
+        values = cast("Iterable[object]", attribute)
+        return [(f"{name}[{number}]", value) for number, value in enumerate(values)]
+    return ()
+
+
+def _trainable_parameters(item: object) -> list[Tensor]:
+    parameters: Iterable[Tensor] = ()
+    if isinstance(item, nn.Parameter):
+        parameters = (item,)
+    elif isinstance(item, Optimizer):
+        parameters = parameters_of(item)
+    elif isinstance(item, nn.Module):
+        parameters = parameters_of_module(item)
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Module) -> UnsupportedConfigurationError:
+    number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
+    if name == "loss_func":
+        do = (
+            "Give its parameters to the optimizer of the trainer; or, to leave it untrained, call "
+            "loss_func.requires_grad_(False)."
+        )
+    elif isinstance(item, nn.Module):
+        do = (
+            f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, to leave it "
+            f"untrained, call self.{name}.requires_grad_(False)."
+        )
+    elif isinstance(item, Optimizer) and is_sharded_module(model):
+        do = "Create it after the calls of fully_shard, which puts new parameters in the place of those before."
+    else:
+        do = "Make what it trains a part of the model, or of a module that is given to trainer.add_module()."
+    return UnsupportedConfigurationError(
+        "The gradients of this are not exchanged between the processes: it would drift apart.",
+        given=f"self.{name}, of type {type(item).__name__}, with {number} that the model does not have",
+        do=do,
+    )
+
+
+def _short(name: str) -> str:
+    """The name of an attribute, without what leads to an item of it."""
+    return name.partition("[")[0]

@@ -1,0 +1,1408 @@
+"""What callbacks may expect of any trainer: its methods and events, and the handler that calls the callbacks.
+
+The docstring of ``Trainer`` shows when each event fires in ``train()``. ``evaluate()`` fires ``on_prepare_start``, then
+the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_evaluation_run_end``. ``predict()`` fires
+``on_prepare_start``, ``on_prediction_run_start``, ``on_prediction_step_end`` after each batch, and
+``on_prediction_run_end``.
+
+``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a request,
+``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
+events that came before it again (of the run, and of the epoch if it resumes within one), and then gives each callback
+the state that it had. Before that, ``on_train_steps_skipped`` fires if it resumes mid-epoch.
+
+``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
+exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
+
+Where a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the
+last event before those that end the run, and a ``NonFiniteLossError`` ends it at once, so that nobody reports or saves
+such a loss. With several, events continue until all processes know of the stop: a callback that gathers would otherwise
+wait for the process that stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+from typing_extensions import TypeVar, override
+
+from pa_core import _accelerate, distributed
+from pa_core._attributes import temporarily
+from pa_core._tensors import is_sharded_module, missing_methods, unwrap_model
+from pa_core._tqdm import bars_hidden
+from pa_core.checkpoints import checkpoint
+from pa_core.checkpoints.checkpoint import save_safetensors
+from pa_core.checkpoints.loading import has_weights_of, load_checkpoint_into
+from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.data.epoch_lengths import EpochLengths
+from pa_core.data.evaluation_sets import EvaluationSet, EvaluationSets
+from pa_core.distributed import processes
+from pa_core.distributed.comparison import advice_for_parted
+from pa_core.engine.added_modules import AddedModule
+from pa_core.engine.callback_checks import (
+    implements,
+    require_callback,
+    require_iterable,
+    warn_of_half_a_state,
+    warn_of_unknown_events,
+    with_known_arguments,
+)
+from pa_core.engine.exchange import Alone, Averaged, Exchange, Tree
+from pa_core.engine.fingerprint import fingerprint
+from pa_core.engine.model_description import describe_model
+from pa_core.engine.setup import RunState, Setup
+from pa_core.engine.subclasses import check_subclass
+from pa_core.errors import (
+    ArgumentTypeError,
+    ConfigurationError,
+    UnsupportedConfigurationError,
+    as_configuration_error,
+)
+from pa_core.run_config import TrainerRunConfig
+from pa_core.sharding.sharding_plan import read_settings
+from pa_core.steps import compatibility, input_checks
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.checkpointer import StateRequest
+from pa_core.training_state.fetched_states import fetched
+from pa_core.training_state.progress import Stage
+from pa_core.training_state.saved_runs import find_saved_run
+from pa_core.types import (
+    LossFunction,
+    SchedulerFactory,
+    SchedulerLike,
+    SizedIterable,
+    StatefulScheduler,
+    SupportsStateDict,
+    TensorsT,
+)
+from pa_core.user_warnings import warn_user, write_or_warn
+from pa_distributed import HangDetector, print_errors_once
+
+TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
+BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
+OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)
+_TrainerT = TypeVar("_TrainerT", bound="AnyTrainer", default="AnyTrainer")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class AnyTrainer(ABC):
+    """A trainer of any model, batch, output and scheduler.
+
+    Annotate callbacks and helper functions with this class. ``Trainer`` derives from it and adds the type
+    parameters; nobody else needs to.
+
+    Attributes:
+        model: The module being trained. During a run this may be the compiled module; use ``get_model()``
+            to reach the attributes of your class.
+        loss_func: The loss function that was given to the trainer.
+        optimizer: The optimizer that was given to the trainer.
+        scheduler: The scheduler of the current run, None without one.
+        create_scheduler_fn: The factory that was given to ``train()``.
+        collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
+        train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed.
+        eval_dataset: The dataset that is evaluated, None where nothing is; of several evaluation sets the one that is
+            in progress, and otherwise the first.
+        train_dataloader: The loader of the current or last training run; a callback may replace it in
+            ``on_prepare_start``.
+        eval_dataloader: The loader that is evaluated; a callback may replace it between epochs. Of several evaluation
+            sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
+        epoch_lengths: How many steps and updates each epoch of the current or last training run has.
+        run_history: The recorded metrics.
+        run_config: The settings of the current or last run.
+        callback_handler: The registered callbacks.
+        gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
+            device of the run; None unless the run clips by norm.
+        resume_from: The path given to ``train()`` that the current or last run was to resume from; of a URL, the folder
+            into which states are fetched. None for a run that just begins.
+        preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
+            on every process when a run starts, and a new run begins without.
+
+    Example:
+        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> class PrintSamples(TrainerCallback):
+        ...     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+        ...         trainer.print(trainer.run_history.clock.samples)
+    """
+
+    model: nn.Module
+    loss_func: LossFunction
+    optimizer: Optimizer
+    scheduler: StatefulScheduler | None
+    create_scheduler_fn: Callable[[Optimizer], StatefulScheduler] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    train_dataset: Dataset[Any]
+    eval_dataset: Dataset[Any] | None
+    train_dataloader: SizedIterable
+    eval_dataloader: SizedIterable | None
+    epoch_lengths: EpochLengths
+    run_history: RunHistory
+    run_config: TrainerRunConfig
+    callback_handler: CallbackHandler[Any]
+    gradient_norm: Tensor | None
+    resume_from: Path | None
+    preemptible: bool
+    _setup: Setup
+    _session: RunState
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_func: LossFunction | None,
+        optimizer: Optimizer | None,
+        callbacks: Iterable[CallbackLike[Self]],
+        run_history: RunHistory | None,
+        *,
+        mixed_precision: str | None,
+        cpu: bool | None,
+        max_wait_seconds: float | None,
+        reproducible: str | None,
+    ) -> None:
+        self.model = model
+        self.loss_func = cast("LossFunction", loss_func)
+        self.optimizer = cast("Optimizer", optimizer)
+        self.run_history = InMemoryRunHistory() if run_history is None else run_history
+        self.eval_dataset = self.collate_fn = self.create_scheduler_fn = self.scheduler = None
+        self.eval_dataloader = self.gradient_norm = self.resume_from = None
+        # They have a value from the first run on, and are typed as if they always had.
+        self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
+        self.preemptible = False
+        is_default = type(self).create_accelerator is AnyTrainer.create_accelerator
+        create = self._create_accelerator if is_default else self.create_accelerator  # messages name it
+        accelerator, arguments = compatibility.create_accelerator(create, mixed_precision, cpu)
+        processes.prepare_process(accelerator)
+        with print_errors_once():  # from here on the processes are connected
+            input_checks.check_trainer_arguments(model, loss_func, optimizer)
+            input_checks.check_reproducible(reproducible)
+            with as_configuration_error():
+                watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
+            self.callback_handler = self._create_callback_handler(callbacks)
+        compatibility.require_usable(accelerator, arguments, model)
+        self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
+        self._setup.exchange = exchange = self.create_exchange()
+        self._session = RunState(self._setup, {}, EvaluationSets())
+        if reproducible is not None and not exchange.is_exact:
+            raise UnsupportedConfigurationError(
+                "The exchange of this trainer makes no reproducible runs.",
+                given=f"{type(exchange).__name__}, whose is_exact is False",
+                do="Leave reproducible out.",
+            )
+
+    @override
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
+        super().__init_subclass__(**kwargs)
+        trainer_class = next(one for one in cls.__mro__ if one.__module__.partition(".")[0] == "pa_core")
+        if trainer_class not in (cls, AnyTrainer):
+            check_subclass(cls, trainer_class, EVENT_NAMES)
+
+    @override
+    def __repr__(self) -> str:
+        models, optimizers = (
+            ", ".join(type(one).__name__ for one in named.values())
+            for named in (self.named_models(), self.named_optimizers())
+        )
+        done = f"{self.num_epochs_completed} epochs and {self.num_updates_completed} updates completed"
+        return f"<{type(self).__name__} of {models} with {optimizers or 'no optimizer'}: {done}>"
+
+    # What a subclass may create in another way
+
+    def create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the ``accelerate.Accelerator`` that places and compiles what a run needs.
+
+        Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
+        pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
+        not told otherwise.
+
+        Example:
+            >>> from accelerate import Accelerator, DistributedDataParallelKwargs
+            >>> from pa_core import Trainer
+            >>> class LargeBuckets(Trainer):
+            ...     def create_accelerator(self):
+            ...         return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=100)])
+        """
+        return self._create_accelerator()
+
+    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the Accelerator: the name that ``create_accelerator`` has in pytorch-accelerated."""
+        return _accelerate.create_accelerator()
+
+    def create_exchange(self) -> Exchange:
+        """Create what makes one update of the gradients of all processes; override this for another engine.
+
+        It is called once, when the trainer is constructed. The default averages gradients over the processes, or adds
+        them up in a fixed tree if the trainer is ``reproducible``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> from pa_core.engine.exchange import Alone, Exchange
+            >>> class CountUpdates(Alone):
+            ...     num_updates = 0
+            ...     def end_update(self) -> None:
+            ...         self.num_updates += 1
+            >>> class CountingTrainer(Trainer):
+            ...     def create_exchange(self) -> Exchange:
+            ...         return CountUpdates()
+        """
+        accelerator = self._setup.accelerator
+        if self._setup.reproducible:
+            place = attrgetter("_session.resumption.seed", "_session.progress.updates")
+            return Tree(accelerator, partial(place, self))
+        return Averaged(accelerator) if accelerator.num_processes > 1 else Alone()
+
+    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
+        """Create what calls the callbacks; override this for a custom ``CallbackHandler``.
+
+        Args:
+            callbacks: What was given to the trainer.
+        """
+        return CallbackHandler(callbacks)
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """Describe the run, from what was requested and from the loaders that were made.
+
+        Args:
+            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
+            num_epochs: Epochs requested; ``max_num_train_steps`` overrides them.
+            gradient_accumulation_steps: Batches of one process in an update.
+            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
+            gradient_clip_value: The bound on each element of the gradients.
+        """
+        sizes = per_device_batch_size, num_epochs, gradient_accumulation_steps
+        return self._session.make_run_config(self, (*sizes, max_num_train_steps, gradient_clip_value))
+
+    @property
+    def num_updates_completed(self) -> int:
+        """Optimizer updates of the current or last run so far."""
+        return self._session.progress.updates
+
+    @property
+    def num_epochs_completed(self) -> int:
+        """Epochs of the current or last run that have been trained and evaluated."""
+        return self._session.progress.epochs
+
+    @property
+    def was_complete(self) -> bool:
+        """Whether the run resumes a complete one, and nothing is left of it to do.
+
+        Its first and its last event are called.
+        """
+        return self._session.resumption.was_complete
+
+    # Evaluation sets
+
+    @property
+    def eval_name(self) -> str | None:
+        """The name of the evaluation set that is in progress; None between evaluations, and where it has no name.
+
+        In ``create_eval_dataloader``, it is the name of the set whose loader is made.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintNames(TrainerCallback):
+            ...     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.print(f"evaluated {trainer.eval_name}")
+        """
+        return self._session.eval_sets.name
+
+    @property
+    def eval_sets(self) -> Mapping[str, EvaluationSet]:
+        """The evaluation sets of the current or last run by name; empty where ``eval_dataset`` is one dataset."""
+        return MappingProxyType(self._session.eval_sets.given)
+
+    @property
+    def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
+        """The loaders of the evaluation sets by name; empty where there is one dataset."""
+        return self._session.eval_sets.loaders(self) if self.eval_sets else {}
+
+    def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
+        """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.
+
+        Args:
+            change: Called with a loader, returns what replaces it.
+        """
+        self._session.eval_sets.change_loaders(self, change)
+
+    def eval_set_of_metric(self, metric_name: str) -> str | None:
+        """Return the name of the evaluation set that a metric is named after, None if it is after none.
+
+        Args:
+            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
+        """
+        return self._session.eval_sets.set_of_metric(metric_name)
+
+    def is_evaluated_in_epoch(self, metric_name: str) -> bool:
+        """Return whether a metric can get a new value in the current epoch.
+
+        It cannot where it is named after an evaluation set that is not evaluated in this epoch: what judges by the
+        metric, such as ``SaveBestModelCallback``, then leaves the epoch out.
+
+        Args:
+            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
+        """
+        name = self.eval_set_of_metric(metric_name)
+        return name is None or name in self._eval_names_of_epoch()
+
+    def _eval_names_of_epoch(self) -> list[str | None]:
+        """The sets that are evaluated after the current epoch; between epochs and in ``evaluate()``, all of them."""
+        epoch = self._session.progress.epoch_under_way
+        if epoch is None:
+            return self._session.eval_sets.due(0, is_last=True)
+        config = self.run_config
+        is_last = epoch + 1 >= config.num_epochs or self._session.progress.updates == config.max_num_train_steps
+        return self._session.eval_sets.due(epoch + 1, is_last=is_last)
+
+    # Which process this is, and what one of them does for the others
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes that train together, on all machines."""
+        return self._setup.accelerator.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Which of them this process is, from 0: its rank."""
+        return self._setup.accelerator.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Which of the processes on its machine this one is, from 0."""
+        return self._setup.accelerator.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        return self._setup.accelerator.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process on its machine."""
+        return self._setup.accelerator.is_local_main_process
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process has come here; every process must call this.
+
+        Raises:
+            ConfigurationError: This process runs a function that the others do not, such as one that
+                ``on_main_process`` decorates, and would wait for ever.
+        """
+        processes.require_all_processes("wait_for_everyone()")
+        self._setup.accelerator.wait_for_everyone()
+
+    def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """Make a function run on the process of rank zero only; the others return None at once.
+
+        Nobody waits, so it may be called anywhere, even by some processes only. Use ``world_process_zero_only`` for
+        what the others need before they continue.
+
+        Args:
+            function: What is decorated.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> @trainer.on_main_process
+            ... def describe(loss: float) -> str:
+            ...     return f"loss {loss}"
+            >>> describe(0.5)
+            'loss 0.5'
+        """
+        return processes.run_if(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """Make a function run on the first process of each machine only; see ``on_main_process``.
+
+        Args:
+            function: What is decorated.
+        """
+        return processes.run_if(self.is_local_main_process, function)
+
+    def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
+        """Make a function run on one process only, or on the only one there is; see ``on_main_process``.
+
+        Args:
+            process_index: The rank of the process, such as ``trainer.num_processes - 1`` for the last one.
+
+        Raises:
+            ConfigurationError: Of several processes, none has this rank.
+        """
+        if self.num_processes > 1 and process_index not in range(self.num_processes):
+            raise ConfigurationError(
+                f"on_process(process_index={process_index!r}) would run on none of {self.num_processes} processes. "
+                f"Choose one of 0 to {self.num_processes - 1}."
+            )
+        return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
+
+    def main_process_first(self) -> processes.BlockOrDecorator:
+        """Let the process of rank zero run a block before all others; every process must come to it.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with trainer.main_process_first():
+            ...     print("downloaded once to a shared disk, then read by all")
+            downloaded once to a shared disk, then read by all
+        """
+        return processes.process_zero_first(local=False)
+
+    def local_main_process_first(self) -> processes.BlockOrDecorator:
+        """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
+        return processes.local_process_zero_first()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model is split over the processes, or is going to be when the run has been prepared.
+
+        Its parameters are then ``DTensor`` objects, of which each process has a piece. Every process must take part
+        where the model is called, saved or put together.
+        """
+        return (self._setup.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
+
+    # Precision and device
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this process computes on."""
+        return self._setup.device
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision that the model computes in: "no", "bf16" or "fp16"."""
+        return _accelerate.computed_precision(self._setup.accelerator)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return a context in which torch computes in the mixed precision of the trainer.
+
+        ``trainer.model`` does so anyway when it is called. The context is for what else a step computes: a method of
+        the model other than ``forward``, a loss function with layers, a second module.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with trainer.autocast():
+            ...     product = torch.ones(2, 2, device=trainer.device) @ torch.ones(2, 2, device=trainer.device)
+            >>> product.dtype
+            torch.float32
+        """
+        return self._setup.accelerator.autocast()
+
+    # The course of a run
+
+    def dry_run(self, *data: object) -> AbstractContextManager[None]:
+        """Let runs leave no trace, such as one that searches for a learning rate.
+
+        Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
+        random numbers, and everything else that a step reaches: attributes and containers, tensors and arrays,
+        generators of a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
+
+        What cannot be restored is named in a warning before the trial: a Python generator, or an iterator that does not
+        tell where it is.
+        Files that steps write stay, as do objects that do not show what they hold, such as of a module written in C.
+        Of more than 300,000 objects, some are left out, such as of a list of a million samples.
+
+        Args:
+            *data: Datasets, loaders, and what they are made with.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> with trainer.dry_run():
+            ...     trainer.train(make_regression(64), num_epochs=1)
+            >>> trainer.num_updates_completed
+            0
+        """
+        return self._session.dry_run(self, data)
+
+    def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
+        """Enter a context that is left when the run is over, no matter how it ends.
+
+        It outlasts the last events and everything that the run writes, including in the background. What is entered
+        last is left first, with the exception that ends the run, if one does.
+
+        Args:
+            context: The context.
+
+        Returns:
+            What entering it returns.
+
+        Raises:
+            ConfigurationError: There is no run in progress.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class Profile(TrainerCallback):
+            ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.enter_run_context(torch.profiler.profile())
+        """
+        if self._session.running is None:
+            raise ConfigurationError(
+                "enter_run_context(...) was called outside of a run. Call it in on_training_run_start, or use a with "
+                "statement around train()."
+            )
+        return self._session.contexts.enter_context(context)
+
+    # The model
+
+    def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
+        """Return the model without its distributed wrappers.
+
+        After a run it is in the mode in which it was before, usually training mode: call ``get_model().eval()`` to
+        predict or export with it.
+
+        Args:
+            keep_torch_compile: False also returns what is inside a compiled model.
+        """
+        return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
+
+    def add_module(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
+    ) -> None:
+        """Train another module together with the model, by the loss that ``calculate_train_batch_loss`` returns.
+
+        A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
+        clipped, cleared and on several processes averaged, together with the gradients of the model. It is part of
+        training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
+        needs a ``Run``.
+
+        A module whose parameters no optimizer has, such as a teacher or the average of a model, is placed on the device
+        and put into evaluation mode. What steps change in it is part of training states too, but not of checkpoints.
+
+        Args:
+            name: Its name in ``trainer.modules`` and in what is saved.
+            module: The module, which shares no parameters with the model.
+            optimizer: An optimizer of its parameters; None where the trainer's optimizer has them, or where it stays as
+                it is.
+            create_scheduler_fn: As for ``train()``, for this optimizer. It is stepped when the trainer's scheduler is.
+
+        Raises:
+            ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
+                another module; none has the parameters of a module in training mode; or a run is in progress.
+            ArgumentTypeError: An argument is another kind of thing.
+        """
+        added = AddedModule(module, optimizer, create_scheduler_fn)
+        self._setup.added.add(name, added, self.get_model(), self.optimizer)
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """What ``add_module`` was given, by name: what a step calls."""
+        return self._setup.added.called()
+
+    def named_models(self) -> dict[str, nn.Module]:
+        """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
+        return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
+
+    def untrained_modules(self) -> dict[str, nn.Module]:
+        """Return the added modules that no optimizer trains, such as a teacher, without wrappers, by name."""
+        return self._setup.added.untrained(self.optimizer)
+
+    def named_optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
+        optimizer = cast("Optimizer | None", self.optimizer)
+        return ({} if optimizer is None else {"optimizer": optimizer}) | self._setup.added.optimizers
+
+    def named_schedulers(self) -> dict[str, StatefulScheduler]:
+        """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
+        own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
+        return own | self._setup.added.schedulers
+
+    # Metrics, and what the processes tell each other
+
+    @property
+    def loss_tracker(self) -> LossTracker:
+        """The losses of the current epoch so far, of this process."""
+        return self._session.means.losses
+
+    @property
+    def step_means(self) -> StepMeans:
+        """The means of what the steps of the current epoch have logged so far, of this process."""
+        return self._session.means
+
+    def log(self, name: str, value: MetricValue) -> None:
+        """Log a value of the current step: its mean over all samples of the epoch, on all processes, is recorded.
+
+        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
+        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
+        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
+        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
+        it before the epoch ends.
+
+        A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
+        that do not log a name do not count for its mean.
+
+        Args:
+            name: A name such as "kl", letters, digits and underscores; once in a step.
+            value: A number, or a tensor with one element: a mean over the samples of the step.
+
+        Raises:
+            ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
+                already, or the value is not a single number.
+        """
+        self._session.means.log(name, value)
+
+    def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
+        """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
+
+        Args:
+            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
+                all processes. Rows that consist of it are left out, including rows that the tensor had before, so
+                choose a value that no row of your data consists of. A process whose rows are all padding may have a
+                tensor of a different number of dimensions.
+            with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
+                the samples of all of them needs; each process has to use it in its loss then.
+
+        Returns:
+            The same structure, with the rows of all processes in the order of the ranks.
+
+        Raises:
+            TypeError: Something in it is neither a tensor nor a container of tensors.
+            ConfigurationError: The tensors of the processes do not fit together.
+        """
+        self._session.require_between_steps("gather(...)")
+        return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
+
+    def describe_run(self) -> str:
+        """Return one line that says what runs: processes, backend, device and precision.
+
+        The precision of the weights is named where it is not float32 alone: a model that is trained in pure bfloat16
+        loses small updates.
+        """
+        return _accelerate.describe_processes(self._setup.accelerator, self.named_models().values())
+
+    def describe_model(self, depth: int = 2) -> str:
+        """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
+
+        See ``pa_core.describe_model`` for what the columns say. Print it with ``trainer.print``, once on each machine.
+
+        Args:
+            depth: How many levels of modules are shown below each model; 0 for the models alone.
+
+        Raises:
+            ConfigurationError: ``depth`` is not a whole number of at least 0.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(64, 10), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.print(trainer.describe_model())
+            module  type    parameters  trainable    memory  dtype
+            model   Linear         650        650  2.54 KiB  float32
+        """
+        return describe_model({**self.named_models(), **self.modules}, depth)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether results are bit-for-bit identical on any number of processes."""
+        return self._setup.reproducible
+
+    def fingerprint(self) -> str:
+        """Return 16 digits that follow from all bits of the results of a run; every process must call this.
+
+        Results are the weights and buffers of all models and added modules, the states of optimizers and schedulers,
+        and the recorded metrics without their times. Runs whose results are bit-for-bit identical have the same digits,
+        no matter on which device and how many processes they were made. As in training states, models have the buffers
+        of rank zero; in a reproducible run, all processes must have the same. Buffers that each process has
+        for itself, such as the queue of an added module that nothing trains, count on all of them.
+
+        Raises:
+            RanksDifferError: Something of it is not the same on all processes.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), None, callbacks=[])
+            >>> before = trainer.fingerprint()
+            >>> _ = torch.nn.init.ones_(model.weight)
+            >>> trainer.fingerprint() == before
+            False
+        """
+        return fingerprint(self, reproducible=self.reproducible, shares_buffers=self._session.shares_buffers)
+
+    def print(self, *args: object, **kwargs: Any) -> None:
+        """Print once per node, without breaking progress bars.
+
+        If standard output cannot be written to any more, such as a pipe whose reader has ended, a warning says so and
+        the run continues.
+        """
+        if self._setup.accelerator.is_local_main_process:
+            with bars_hidden():
+                line = partial(print, *args, **kwargs)
+                line() if kwargs.get("file") is not None else write_or_warn(line)
+
+    @property
+    def is_padding_batch(self) -> bool:
+        """Whether this process calls the model only because others still have samples; what it computes has no weight.
+
+        Check this in a module that exchanges something with the other processes, or counts what it is called with.
+        """
+        return self._session.is_padding_batch
+
+    @abstractmethod
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
+        """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""
+
+    # Checkpoints and training states
+
+    @checkpoint.refusing_ambiguous_flag
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+        *,
+        trainable_only: bool = False,
+    ) -> None:
+        """Write the weights, and what belongs to them, to one file, which is whole or is not there.
+
+        Every process may call this and, where the model is sharded, must. The file then holds whole tensors, for which
+        a process that writes needs room in its host memory, and a model that is not sharded can load it.
+
+        Args:
+            save_path: The file, by convention ending in ``.pt``.
+            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
+            save_optimizer: Whether the optimizer's state is included.
+            save_scheduler: Whether the scheduler's state is included, if there is one.
+            save_per_node: True writes once on each machine, False once in the whole run.
+            trainable_only: Whether parameters that are frozen are left out, such as the base model of an adapter.
+                ``load_checkpoint`` leaves the frozen parameters of the model as they are.
+
+        Raises:
+            ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
+                of pytorch-accelerated. Or nothing is trainable, with ``trainable_only``.
+            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
+        """
+        trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
+        if any(one.is_sharded for one in trained.values()):
+            processes.require_all_processes("save_checkpoint() of a sharded model")
+        writes = self.is_local_main_process if save_per_node else self.is_main_process
+        with self._setup.optimizer_modes.evaluating():
+            content = checkpoint.build_checkpoint(
+                trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only
+            )
+            if writes:
+                checkpoint.write_checkpoint(save_path, content)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read a file that ``save_checkpoint`` wrote; every process must call this.
+
+        Where the model is sharded, each process takes its pieces of what the file has, whether the model that was saved
+        was sharded or not.
+
+        Args:
+            checkpoint_path: The file.
+            load_optimizer: Whether the optimizer's state is loaded, if the file has one.
+            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
+
+        Returns:
+            The whole content of the file, with its tensors on the CPU.
+
+        Raises:
+            CheckpointNotFoundError: There is no such file.
+            CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
+                ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
+        """
+        self._setup.accelerator.wait_for_everyone()
+        trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
+        # Not on the device of the run, which may have no room for everything a second time.
+        content = checkpoint.read_checkpoint(
+            checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
+        )
+        if checkpoint.LOSS_FUNC not in trained and has_weights_of(self.loss_func, content):
+            trained[checkpoint.LOSS_FUNC] = checkpoint.Trained(self.loss_func)
+        optimizers = self.named_optimizers()
+        with initial_hyperparameters.not_asking(*optimizers.values()):
+            load_checkpoint_into(
+                content,
+                trained,
+                needs_optimizer=load_optimizer and (not optimizers or "optimizer" in optimizers),
+                makes_optimizer=self._setup.makes_optimizer and not optimizers,
+                source=checkpoint_path,
+            )
+        self._setup.optimizer_modes.train_again()
+        return content
+
+    def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
+        """What a checkpoint holds: the model, and the modules that are trained with it, such as the loss function."""
+        optimizers = self._setup.added.optimizers if with_optimizers else {}
+        schedulers = self._setup.added.schedulers if with_schedulers else {}
+        own = checkpoint.Trained(
+            self.get_model(keep_torch_compile=False),
+            self.optimizer if with_optimizers else None,
+            self.scheduler if with_schedulers else None,
+        )
+        beside = self._setup.added.trained(self.optimizer).items()
+        added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
+        loss_func = self.loss_func
+        if isinstance(loss_func, nn.Module) and self._session.checkpointer.has_changed(loss_func):
+            added[checkpoint.LOSS_FUNC] = checkpoint.Trained(loss_func)
+        return {"model": own, **added}
+
+    def save_model(
+        self, save_directory: str | Path, max_shard_size: int | str = "5GB", *, trainable_only: bool = False
+    ) -> None:
+        """Export the weights as safetensors; every process may call this, the first one of all writes.
+
+        Where the model is sharded, every process must call this. Its tensors come together one at a time.
+
+        Args:
+            save_directory: The folder of the files, made if it is missing.
+            max_shard_size: Weights of more than this are split into several files, with an index next to them.
+            trainable_only: Whether parameters that are frozen are left out. Buffers are there, as training may change
+                the buffers of frozen layers too, such as the statistics of a batch norm.
+
+        Raises:
+            ConfigurationError: There is a file in the place of the folder; or nothing is trainable, with
+                ``trainable_only``.
+        """
+        model = self.get_model(keep_torch_compile=False)
+        if is_sharded_module(model):
+            processes.require_all_processes("save_model() of a sharded model")
+        with self._setup.optimizer_modes.evaluating():
+            save_safetensors(
+                self._setup.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
+            )
+
+    def save_training_state(
+        self,
+        output_dir: str | Path,
+        checkpoint_kwargs: Mapping[str, Any] | None = None,
+        *,
+        asynchronous: bool = False,
+        sequence: int = 0,
+        on_saved: Callable[[Path], object] | None = None,
+        keep_other_runs: bool = False,
+        on_error: Literal["raise", "warn"] = "raise",
+    ) -> None:
+        """Save everything that a run consists of, so that ``train(resume_from=...)`` resumes it.
+
+        Every process must call this, and the first one writes. Within a run the state is captured at the next moment
+        at which everything belongs to the same update: after the events of the current update, or of the current epoch.
+        After a run it is the state of the complete run. If an exception ended the run between two updates, the run can
+        be resumed from there.
+
+        Args:
+            output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
+            checkpoint_kwargs: Further entries, which ``load_training_state`` returns.
+            asynchronous: Whether training continues while the state is written, from a copy in host memory.
+            sequence: Its place among the states of a folder, of which the newest one has the highest.
+            on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
+                asynchronous.
+            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. This one is then called
+                ``final_2``, for example.
+            on_error: ``"warn"`` warns about a state that cannot be written, and continues without it.
+
+        Raises:
+            ConfigurationError: There has not been any training yet.
+            CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
+                cannot be resumed there. Or something could not be loaded again, or not be written; what was there
+                stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
+                when the run ends.
+        """
+        request = StateRequest(
+            Path(output_dir).absolute(),
+            checkpoint_kwargs or {},
+            asynchronous,
+            sequence,
+            on_saved,
+            keep_other_runs,
+            on_error == "warn",
+        )
+        if self._session.running == "train" and self._session.checkpointer.ended_by is None:
+            self._session.checkpointer.request(request)
+        else:
+            self._session.checkpointer.save(request, self, self._call_event)
+
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Load model, optimizer and scheduler of a training state, without resuming its run.
+
+        Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
+
+        Args:
+            input_dir: A training state, or a folder of states (the newest valid one is used). Either can be a URL in an
+                object store.
+
+        Returns:
+            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: what
+            ``run_history.current_epoch`` was; 3 for a state that was saved after two epochs.
+
+        Raises:
+            CheckpointNotFoundError: There is no training state.
+            CheckpointError: None is valid, or it belongs to another model or optimizer.
+        """
+        saved = find_saved_run(fetched(input_dir, {}, self.print))
+        with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
+            saved.restore_training(self, self._setup.accelerator.scaler)
+        return {"current_epoch": saved.current_epoch, **saved.extras}
+
+    def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
+        """Keep other runs from saving their states into a folder until this run is over, no matter how it ends.
+
+        Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
+        when the run starts. The folder is made if it is missing. Where the run resumed from a state of another folder,
+        or not from the newest one that the saved run has there, it is another run from now on: neither removes states
+        of the other.
+
+        Args:
+            folder: The folder.
+            upload_to: The URL of an object store to which the states of the folder are sent. Where the saved run has a
+                newer state there, this one is another run.
+
+        Returns:
+            On the first process, the state that the run continues, if it is the newest one of the run in the folder;
+            otherwise None.
+
+        Raises:
+            ConfigurationError: There is no run in progress.
+            FolderInUseError: A run that is alive saves its states there.
+            CheckpointError: Something is in the way of the file that says who uses the folder, or the object store
+                cannot be used.
+            OSError: The folder cannot be made or written to.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class SaveEachEpoch(TrainerCallback):
+            ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.reserve_state_folder("states")
+            ...
+            ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.save_training_state(f"states/epoch_{trainer.num_epochs_completed}")
+        """
+        if self._session.running is None:
+            raise ConfigurationError(
+                "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
+            )
+        return self._session.checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
+
+    def check_training_state(self) -> None:
+        """Raise an error, before training starts, for anything that cannot be saved in a training state.
+
+        Every process must call this, within a run. Most optimizers make their state with the first update; it is looked
+        at again after that.
+
+        Raises:
+            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
+                named. Of the optimizer's state this may be raised after the first update.
+        """
+        self._session.checkpointer.check(self)
+
+    def request_training_state(self) -> None:
+        """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
+
+        ``SaveTrainingStateCallback`` then saves one; without a callback for the event, a warning says so. A single
+        process may make the request, for example because some time has passed on its clock.
+        """
+        if not self.callback_handler.listeners("on_training_state_request"):
+            warn_user(
+                "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
+            )
+        self._session.rank_sync.ask_to_save()
+
+    def request_preemption(self) -> None:
+        """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
+
+        A single process may make the request, even from a signal handler. ``train()`` then raises
+        ``TrainingPreempted``.
+        """
+        self._session.rank_sync.ask_to_preempt()
+
+    def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
+        """Make objects a part of training states, in this order.
+
+        Args:
+            *objects: Anything with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The
+                model, the loss function, the optimizer, the scheduler and callbacks are saved without.
+
+        Raises:
+            ArgumentTypeError: An object has no such methods; none of them is registered then.
+        """
+        for one in objects:
+            if missing := missing_methods(one):
+                raise ArgumentTypeError(
+                    "The state of an object cannot be saved and restored.",
+                    given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
+                    do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
+                )
+        self._session.checkpointer.registered.extend(objects)
+
+    def _number_in_dataset(self, step: int, sample: int) -> int | None:
+        """Return which sample of the dataset a batch of this process has at some place; None if nobody knows.
+
+        Args:
+            step: The number of the batch in the epoch of training or evaluation that is in progress.
+            sample: The place in the batch.
+        """
+        progress = self._session.progress
+        is_training = progress.stage is Stage.TRAINING
+        loader = innermost(self.train_dataloader if is_training else self.eval_dataloader)
+        if not is_keyed(loader):
+            return None
+        before = progress.resumed_steps if is_training else 0
+        position = loader.split.piece(step - 1 - before, self.process_index).start + sample
+        return int(loader.order.indices(position, position + 1)[0])
+
+    def _call_event(self, event: str, **kwargs: Any) -> None:
+        self.callback_handler.call_event(event, self, **kwargs)
+
+    # The names under which scripts know the accelerator and the loaders
+
+    @property
+    def _accelerator(self) -> _accelerate.AcceleratorLike:
+        """The ``accelerate.Accelerator`` of the trainer."""
+        return self._setup.accelerator
+
+    @_accelerator.setter
+    def _accelerator(self, accelerator: _accelerate.AcceleratorLike) -> None:
+        self._setup.accelerator = accelerator
+
+    @property
+    def _train_dataloader(self) -> SizedIterable:
+        """The name under which scripts know ``train_dataloader``."""
+        return self.train_dataloader
+
+    @_train_dataloader.setter
+    def _train_dataloader(self, loader: SizedIterable) -> None:
+        self.train_dataloader = loader
+
+    @property
+    def _eval_dataloader(self) -> SizedIterable | None:
+        """The name under which scripts know ``eval_dataloader``."""
+        return self.eval_dataloader
+
+    @_eval_dataloader.setter
+    def _eval_dataloader(self, loader: SizedIterable | None) -> None:
+        self.eval_dataloader = loader
+
+
+class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
+    """Base class of everything that listens to the events of a run.
+
+    Override the events that you need; those left alone are never called and cost nothing. The trainer is passed to
+    each of them, and ``**kwargs`` takes what later versions may add.
+
+    A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()``, of tensors and
+    plain values, and ``load_state_dict()``. Both are called on every process; the state of the first one is kept.
+
+    Attributes:
+        joins_sanity_evaluation: Whether a copy of it is called in the evaluation that ``train(sanity_eval_steps=...)``
+            runs before the first epoch; False for what would leave something behind, such as a line in a file.
+        instance_name: Tells callbacks of one class in a trainer apart, in training states too. By default it is empty.
+
+    Example:
+        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> class CountUpdates(TrainerCallback):
+        ...     updates = 0
+        ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+        ...         self.updates = update
+    """
+
+    joins_sanity_evaluation: bool = True
+    instance_name: str = ""
+
+    if TYPE_CHECKING:  # for @override; a callback that has not got them has no state
+
+        def state_dict(self) -> dict[str, Any]:
+            """Return what a resumed run needs."""
+            ...
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            """Restore what ``state_dict`` returned."""
+
+    def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called once, when the trainer has been constructed."""
+
+    def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called in each run before the model is placed and compiled: the moment to change its modules."""
+
+    def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training run starts; model, loaders, run config and scheduler are ready."""
+
+    def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training epoch starts."""
+
+    def on_train_steps_skipped(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
+        """Called when a run resumes mid-epoch: once, or after each batch that a loader has to fetch again.
+
+        Args:
+            trainer: The trainer.
+            steps: The number of steps of the epoch that are done.
+            **kwargs: For later additions.
+        """
+
+    def on_train_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before each training batch."""
+
+    def on_train_step_end(
+        self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
+    ) -> None:
+        """Called after the loss of a training batch was calculated, before its backward pass.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: What ``calculate_train_batch_loss`` returned.
+            **kwargs: ``step``, the number of this batch in the epoch, from 1.
+        """
+
+    def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
+        """Called after each optimizer update, when weights, scheduler and gradients are ready for the next one.
+
+        An update that the gradient scaler of fp16 skipped is not an update, and does not fire this event.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: For later additions.
+        """
+
+    def on_train_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training epoch has ended and its loss is recorded."""
+
+    def on_eval_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when an evaluation epoch starts; ``is_intermediate=True`` in ``kwargs`` within a training epoch."""
+
+    def on_eval_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before each evaluation batch."""
+
+    def on_eval_step_end(
+        self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
+    ) -> None:
+        """Called after each evaluation batch.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: What ``calculate_eval_batch_loss`` returned.
+            **kwargs: ``step``, the number of this batch in the epoch, from 1.
+        """
+
+    def on_eval_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when an evaluation epoch has ended and its loss is recorded.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Within a training epoch, ``is_intermediate=True``, and ``num_sets_to_come``: how many evaluation
+                sets are evaluated after this one.
+        """
+
+    def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called after the training epoch and, where there is one, the evaluation epoch that follows it."""
+
+    def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training run has ended, early or not, but not when an exception ended it."""
+
+    def on_evaluation_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when ``evaluate()`` starts."""
+
+    def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when ``evaluate()`` has ended."""
+
+    def on_prediction_run_start(self, trainer: TrainerT_contra, *, num_batches: int, **kwargs: Any) -> None:
+        """Called when ``predict()`` starts; the model is ready.
+
+        Args:
+            trainer: The trainer.
+            num_batches: How many batches this process is going to predict.
+            **kwargs: For later additions.
+        """
+
+    def on_prediction_step_end(self, trainer: TrainerT_contra, *, batch_size: int, **kwargs: Any) -> None:
+        """Called after each batch of a prediction.
+
+        Args:
+            trainer: The trainer.
+            batch_size: The number of samples in the batch.
+            **kwargs: For later additions.
+        """
+
+    def on_prediction_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when ``predict()`` has ended, even if its iterator was left early."""
+
+    def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
+
+    def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
+        """Called when all processes know that one of them called ``trainer.request_training_state()``: save one.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: For later additions.
+        """
+
+    def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when all processes know that the run is preempted: save a training state, which is waited for."""
+
+    def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before a training state is captured: settle what is pending, such as losses not yet looked at."""
+
+    def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
+        """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open.
+
+        With several processes it may be called on one of them alone, and cannot communicate with the others.
+
+        Args:
+            trainer: The trainer.
+            exception: What is about to leave the run.
+            **kwargs: For later additions.
+        """
+
+
+CallbackLike: TypeAlias = TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]
+
+EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
+class CallbackHandler(Generic[_TrainerT]):
+    """Calls the registered callbacks, in the order in which they were given.
+
+    Args:
+        callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class and one
+            ``instance_name`` are an error: which of them would be meant by its name?
+
+    Attributes:
+        callbacks: The registered callbacks.
+        heard: The events that any callback implements, each with its ``listeners``: a step looks here before it calls.
+
+    Raises:
+        ValueError: A callback of the same class is registered already.
+        ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
+
+    Example:
+        >>> from pa_core import CallbackHandler, TrainerCallback
+        >>> class Hello(TrainerCallback):
+        ...     def greet(self, name: str) -> None:
+        ...         print("hello", name)
+        >>> CallbackHandler([Hello]).call_event("greet", name="reader")
+        hello reader
+    """
+
+    def __init__(self, callbacks: Iterable[CallbackLike[_TrainerT]] = ()) -> None:
+        self.callbacks: list[TrainerCallback[_TrainerT, Any, Any]] = []
+        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self.heard: Mapping[str, list[Callable[..., Any]]] = {}
+        self._fired: set[str] = set()
+        self._warned: set[tuple[type, str]] = set()
+        self.add_callbacks(callbacks)
+
+    def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
+        """Register several callbacks, in the order given."""
+        require_iterable(callbacks, TrainerCallback)
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
+        """Register a callback, to be called after those that are registered already.
+
+        Args:
+            callback: An instance, or a class that can be constructed without arguments.
+
+        Raises:
+            ConfigurationError: A callback of the same class and the same ``instance_name`` is registered already.
+            ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
+        """
+        require_callback(callback, TrainerCallback)
+        instance = callback() if isinstance(callback, type) else callback
+        kind, name = type(instance), instance.instance_name
+        if any(type(other) is kind and other.instance_name == name for other in self.callbacks):
+            registered = ", ".join(type(other).__name__ for other in self.callbacks)
+            raise ConfigurationError(
+                "There is a callback of this class already.",
+                given=f"a second callback of class {type(instance).__name__}, besides {registered}",
+                do="Remove one of the two, subclass it for the second use, or give that one another instance_name.",
+            )
+        self.callbacks.append(instance)
+        self.find_listeners()
+        warn_of_unknown_events(instance, EVENT_NAMES, self._warned, only_typos=True)
+        warn_of_half_a_state(instance)
+
+    def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
+        """Take a registered callback out again.
+
+        Raises:
+            ValueError: The callback is not registered.
+        """
+        self.callbacks.remove(callback)
+        self.find_listeners()
+
+    @contextmanager
+    def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
+        """Within the context, call only the given callbacks; the registered ones are always restored."""
+        with temporarily(self, callbacks=[], _listeners={}, heard={}):
+            self.add_callbacks(callbacks)
+            yield
+
+    @overload
+    def call_event(self, event: str, *args: Any, **kwargs: Any) -> None: ...
+    @overload
+    def call_event(self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None: ...
+    def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call one event on every callback that implements it.
+
+        Args:
+            event: The name of the method, or the method itself (``MyCallback.my_event``), with which type checkers
+                compare the arguments.
+            *args: Passed on.
+            **kwargs: Passed on.
+        """
+        name = event if isinstance(event, str) else event.__name__
+        for listener in self.listeners(name):
+            listener(*args, **kwargs)
+
+    def find_listeners(self) -> None:
+        """Look up which callbacks listen to which events, as each run does when it starts."""
+        self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
+        self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
+
+    def listeners(self, event: str) -> list[Callable[..., Any]]:
+        """Return the bound methods that the event calls, in order; empty where none implements it."""
+        if not self._listeners:
+            self.find_listeners()
+        if event not in self._listeners:  # an event of a script's own
+            self._listeners[event] = self._bound(event)
+            self._fired.add(event)
+        return self._listeners[event]
+
+    def _bound(self, event: str) -> list[Callable[..., Any]]:
+        return [getattr(one, event) for one in self.callbacks if implements(one, event, TrainerCallback)]
+
+    def warn_of_unfired_events(self) -> None:
+        """Warn about each ``on_`` method that was never called by the end of a run."""
+        for callback in self.callbacks:
+            warn_of_unknown_events(callback, {*EVENT_NAMES, *self._fired}, self._warned)

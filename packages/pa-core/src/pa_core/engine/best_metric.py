@@ -1,0 +1,291 @@
+"""Which value of a metric is the best so far, and whether a higher one is better: what callbacks judge by."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from typing_extensions import override
+
+from pa_core.engine.any_trainer import AnyTrainer
+from pa_core.errors import ConfigurationError, MetricNotFoundError
+from pa_core.tracking.metric_values import as_number, is_loss
+from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
+from pa_core.user_warnings import warn_user
+
+_SURELY_MEANT = 0.85
+# The words are those of metric names as scripts, torchmetrics and scikit-learn have them.
+_LOWER = frozenset({
+    "bce", "bpb", "bpc", "bpd", "brier", "ce", "cer", "crossentropy", "dissimilarity", "distance", "divergence",
+    "eer", "err", "error", "fallout", "fid", "fnr", "fpr", "hamming", "kid", "kl", "logloss", "loss", "losses",
+    "lost", "lpips", "mae", "mape", "mase", "mer", "mse", "msle", "nll", "nlpd", "nrmse", "perplexity", "ppl",
+    "rmse", "rmsle", "smape", "ter", "wape", "wer",
+})  # fmt: skip
+_HIGHER = frozenset({
+    "acc", "accuracy", "ap", "ap50", "ap75", "auc", "aucpr", "auprc", "auroc", "bleu", "chrf", "cider", "corr",
+    "correlation", "dcg", "dice", "elbo", "explained", "f1", "f2", "fbeta", "fscore", "hit", "hits", "iou",
+    "jaccard", "kappa", "likelihood", "map", "map50", "map75", "match", "matthews", "mcc", "meteor", "miou", "mrr",
+    "ndcg", "pearson", "pesq", "precision", "psnr", "r2", "recall", "reward", "rouge", "rouge1",
+    "rouge2", "rougel", "score", "sdr", "sensitivity", "similarity", "sisdr", "snr", "spearman", "specificity",
+    "ssim", "stoi", "tnr", "top1", "top3", "top5", "tpr",
+})  # fmt: skip
+_ENDINGS_LOWER = ("loss", "error", "fallout", "perplexity")
+_ENDINGS_HIGHER = ("accuracy", "score", "iou", "auroc", "ssim")
+_CAMEL_CASE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*")
+
+
+class BestMetric:
+    """The best value of a metric so far, and the epoch it belongs to.
+
+    NaN is never an improvement, and the first value that is a number always is one.
+
+    Args:
+        greater_is_better: Whether a higher value is the better one, as for an accuracy.
+        min_change: A change of less than this is not an improvement. It is measured from the best value, so that
+            many small steps in the right direction add up to one.
+
+    Attributes:
+        value: The best value, None as long as there is none.
+        epoch: The epoch of the best value, None as long as there is none.
+
+    Raises:
+        ConfigurationError: ``min_change`` is negative or not finite.
+
+    Example:
+        >>> best = BestMetric(greater_is_better=True, min_change=0.01)
+        >>> [best.update(accuracy, epoch) for epoch, accuracy in enumerate([0.5, 0.505, 0.52], start=1)]
+        [True, False, True]
+        >>> best
+        <BestMetric: 0.52 of epoch 3, greater is better>
+    """
+
+    def __init__(self, greater_is_better: bool = False, min_change: float = 0.0) -> None:
+        if not (math.isfinite(min_change) and min_change >= 0):
+            raise ConfigurationError(f"min_change must be a finite number of at least 0, got {min_change!r}.")
+        self.greater_is_better = greater_is_better
+        self.min_change = min_change
+        self.value: float | None = None
+        self.epoch: int | None = None
+
+    def is_improved_by(self, value: float) -> bool:
+        """Return whether ``value`` is better than the best value so far; nothing is changed."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        gain = value - self.value if self.greater_is_better else self.value - value
+        return gain > 0 and gain >= self.min_change
+
+    def update(self, value: float, epoch: int) -> bool:
+        """Keep ``value`` if it is an improvement, and return whether it was one."""
+        improved = self.is_improved_by(value)
+        if improved:
+            self.value = value
+            self.epoch = epoch
+        return improved
+
+    @override
+    def __repr__(self) -> str:
+        best = "none so far" if self.value is None else f"{self.value:.6g} of epoch {self.epoch}"
+        return f"<{type(self).__name__}: {best}, {'greater' if self.greater_is_better else 'lower'} is better>"
+
+    def reset(self) -> None:
+        """Forget the best value."""
+        self.value = None
+        self.epoch = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its epoch."""
+        return {"value": self.value, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        self.value = state_dict["value"]
+        self.epoch = state_dict["epoch"]
+
+
+def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
+    """Raise an error, when a run starts, for the loss of an evaluation that does not take place.
+
+    There is none without an evaluation dataset, and none of a single dataset where the evaluation sets have names.
+
+    Raises:
+        ConfigurationError: The metric would never be recorded.
+    """
+    if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
+        named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
+        raise ConfigurationError(
+            "The metric to watch belongs to a single evaluation dataset, and this run has several with names: "
+            f"watch_metric={metric_name!r}. Pass watch_metric={named[0]!r}."
+        )
+    losses = {"train_loss", "eval_loss", *(f"eval_{name}_loss" for name in trainer.eval_sets)}
+    if metric_name in losses and metric_name not in trainer.run_history.get_metric_names():
+        warn_user(
+            f"watch_metric={metric_name!r} is none of the losses that a run records. If no callback records it, the "
+            f"run ends after the first epoch: pass watch_metric='{metric_name}_epoch'."
+        )
+    # A custom loop evaluates itself, and nobody knows of it before.
+    is_evaluated = trainer.eval_dataloader is not None or hasattr(trainer, "evaluation_batches")
+    if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
+        raise ConfigurationError(
+            f"The metric to watch is not recorded without an evaluation: watch_metric={metric_name!r} and no "
+            "eval_dataset. Pass eval_dataset to Trainer.train(), or watch_metric='train_loss_epoch'."
+        )
+
+
+def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
+    """Return the latest value of a metric, the same one on every process.
+
+    What follows from the value (saving, stopping) is done by all processes together, so that a metric which
+    was computed on each process by itself must not send them different ways: the value of the first process
+    counts. Every process has to call this.
+
+    Raises:
+        MetricNotFoundError: No value was recorded under this name.
+        ConfigurationError: What was recorded last is not a number.
+    """
+    recorded = sorted(trainer.run_history.get_metric_names())
+    if metric_name not in recorded:
+        raise _never_recorded(trainer, metric_name, recorded)
+    latest = trainer.run_history.get_latest_metric(metric_name)
+    value = as_number(latest)
+    if value is None:
+        entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
+        do = f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too."
+        raise ConfigurationError(
+            f"The metric to watch is not a number: watch_metric={metric_name!r}, of which a {type(latest).__name__} "
+            f"was recorded. {do}"
+        )
+    if trainer.run_config.num_processes == 1:
+        return value
+    return float(trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))[0])
+
+
+def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
+    """Raise an error for names of metrics that are similar to metrics which an evaluation has recorded.
+
+    Others may be recorded in training, or at the end of an epoch.
+
+    Args:
+        trainer: The trainer, which has evaluated and not trained yet.
+        metric_names: The metrics to watch.
+
+    Raises:
+        MetricNotFoundError: A name is misspelt.
+    """
+    recorded = sorted({*trainer.run_history.get_metric_names(), "train_loss_epoch"})
+    for name in metric_names:
+        is_known = any(f"_{name}".endswith(f"_{one}") for one in recorded)  # some callbacks evaluate with a prefix
+        likely = [one for one in recorded if "train" in one or "train" not in name]
+        if not is_known and difflib.get_close_matches(name, likely, n=1, cutoff=_SURELY_MEANT):
+            raise _never_recorded(trainer, name, recorded)
+
+
+def _never_recorded(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> MetricNotFoundError:
+    do = f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
+    if f"{metric_name}_epoch" in recorded:
+        do = f"Correct the name: watch_metric='{metric_name}_epoch'."
+    elif nearest := difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT):
+        do = f"Correct the name: watch_metric={nearest[0]!r}."
+    elif "eval" in metric_name and trainer.eval_dataloader is None:
+        do = "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop."
+    return MetricNotFoundError(
+        "The metric to watch was never recorded.",
+        given=f"watch_metric={metric_name!r}",
+        expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
+        do=do,
+    )
+
+
+class _FalseByDefault(int):
+    """Equal to False, and not the False that a caller writes."""
+
+    @override
+    def __repr__(self) -> str:
+        return "False"
+
+
+FALSE_BY_DEFAULT: bool = cast("bool", _FalseByDefault())
+"""The default of ``greater_is_better``: a lower value is better, unless the caller says something else."""
+
+
+@runtime_checkable
+class JudgesMetric(Protocol):
+    """A callback that decides which value of a metric is the best.
+
+    Example:
+        >>> from pa_core import SaveBestModelCallback
+        >>> isinstance(SaveBestModelCallback(), JudgesMetric)
+        True
+    """
+
+    watch_metric: str
+    greater_is_better: bool
+
+
+def direction_in_name(metric_name: str) -> bool | None:
+    """Tell from the words of a metric's name whether a higher value is better; None if they do not say.
+
+    Words are separated by anything that is not a letter or a digit, or by capital letters. A word that speaks for a
+    lower value counts more than one that speaks for a higher value.
+
+    Args:
+        metric_name: The name, with its prefix.
+
+    Example:
+        >>> [direction_in_name(name) for name in ("eval_loss_epoch", "eval_MulticlassAccuracy", "eval_hits@10", "lr")]
+        [False, True, True, None]
+        >>> direction_in_name("brier_score")
+        False
+    """
+    words = _words(metric_name)
+    if words & _LOWER or any(word.endswith(_ENDINGS_LOWER) for word in words):
+        return False
+    if {"negative", "likelihood"} <= words or {"cross", "entropy"} <= words:
+        return False
+    if words & _HIGHER or any(word.endswith(_ENDINGS_HIGHER) for word in words) or {"signal", "ratio"} <= words:
+        return True
+    return None
+
+
+def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
+    """Return whether a higher value is better, and warn where that contradicts the name of the metric.
+
+    Of a loss a lower value is better, even if the caller says otherwise; of other metrics, what the caller says counts.
+
+    To be called by the constructor of a callback.
+
+    Args:
+        watch_metric: The metric that the callback judges by.
+        greater_is_better: What the caller said, or ``FALSE_BY_DEFAULT``.
+    """
+    problem = ""
+    if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):
+        problem = (
+            f"A lower {watch_metric} counts as better, as greater_is_better is False by default. Pass "
+            "greater_is_better=True, or greater_is_better=False if lower is better indeed."
+        )
+    elif greater_is_better and is_loss(watch_metric):
+        problem = (
+            f"A higher {watch_metric} counts as better, as greater_is_better=True. Of a loss a lower value "
+            "is better: leave greater_is_better out."
+        )
+    if problem:
+        # at the line that creates the callback, which constructors of its base classes may have called this for
+        level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented
+        while frame.f_code.co_name == "__init__" and frame.f_back is not None:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(problem, UserWarning, stacklevel=level)
+    return bool(greater_is_better)
+
+
+def _words(metric_name: str) -> set[str]:
+    whole = re.findall(r"[A-Za-z0-9]+", metric_name)
+    parts = [part for word in whole for part in _CAMEL_CASE.findall(word)]
+    return {word.lower() for word in (*whole, *parts)}

@@ -1,0 +1,104 @@
+"""Runs that leave no trace, such as those that search for a learning rate."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from pa_core.engine.free_memory import free_memory
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.user_warnings import warn_user
+from pa_data.rng import restored_rng_states
+
+if TYPE_CHECKING:
+    from pa_data.kept_state import KeptState
+
+
+@contextmanager
+def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]:
+    """Restore everything that a run can reach, and random numbers: in place, as others hold the same objects.
+
+    Args:
+        run: The trainer.
+        data: What it is given: datasets, loaders, and what they are made with.
+    """
+    with restored(_roots(run, data), run.device):
+        yield
+
+
+@contextmanager
+def restored(roots: Mapping[str, object], device: torch.device) -> Generator[None]:
+    """Restore everything that is reached from objects, and random numbers.
+
+    Args:
+        roots: The objects by name.
+        device: The device of the run.
+    """
+    from pa_data.kept_state import KeptState  # few runs are undone
+
+    kept = KeptState(roots, most_bytes=(free_memory() or sys.maxsize) // 2)
+    if kept.running:
+        warn_user(
+            f"A trial moves on the iterator in {', '.join(kept.running)}, which nobody can set back: the run after it "
+            "begins later in it. Make the iterator where it is used, such as in __iter__ of a dataset."
+        )
+    with ExitStack() as stack:
+        stack.enter_context(restored_rng_states(device))
+        stack.callback(_restore, kept)
+        modules = {id(part): part for one in roots.values() if isinstance(one, nn.Module) for part in one.modules()}
+        for module in modules.values():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
+        yield
+
+
+def _restore(kept: KeptState) -> None:
+    lost = kept.restore()
+    if lost:
+        warn_user(
+            f"A trial has changed {', '.join(lost)}, which is too large to be copied before. Create it again, or let "
+            "steps and datasets leave what they are given as it is."
+        )
+
+
+def _roots(run: ResumableRun, data: Sequence[object]) -> dict[str, object]:
+    """What a run can reach: what it was given, by what the script calls it, and the trainer."""
+    kinds = (nn.Module, Optimizer, Dataset, DataLoader)
+    given: dict[str, object] = {name: one for name, one in vars(run).items() if isinstance(one, kinds) or callable(one)}
+    return {
+        **run.named_models(),
+        **run.named_optimizers(),
+        **run.named_schedulers(),
+        "loss_func": run.loss_func,
+        **given,
+        **{f"{type(one).__name__} {number}": one for number, one in enumerate(data, start=1)},
+        "trainer": run,
+    }
+
+
+@contextmanager
+def attributes_kept(*owners: object) -> Generator[None]:
+    """Restore the attributes of objects afterwards.
+
+    Args:
+        owners: The objects.
+    """
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.callback(partial(_restore_attributes, owner, dict(vars(owner))))
+        yield
+
+
+def _restore_attributes(owner: object, attributes: Mapping[str, Any]) -> None:
+    for name in vars(owner).keys() - attributes.keys():
+        del vars(owner)[name]
+    vars(owner).update(attributes)

@@ -1,0 +1,109 @@
+"""A model as a table: its modules, their parameters, and the memory that these take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import filterfalse, groupby
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pa_core._tensors import is_sharded, local_piece, unwrap_model
+from pa_core._torch import CHILDREN
+from pa_core.run_config import check_count
+
+_HEADER: tuple[str, ...] = ("module", "type", "parameters", "trainable", "memory", "dtype", "")
+_LEFT = (0, 1, 5, 6)
+_KIB = 1024
+
+
+def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
+    """Return a table of the modules of a model: parameters, trainable ones, memory and dtype of each.
+
+    Each row counts everything in the module, and a parameter only once no matter how often it is used. Identical
+    neighbours, such as the blocks of a transformer, share a row. Memory counts parameters and buffers, without
+    gradients and the state of an optimizer. The last column says what else there is to know: ``meta`` of parameters
+    that have no memory yet (it is what they are going to take), ``lazy`` of those whose sizes come with the first batch
+    (which are not counted), and ``sharded`` of those that are split over processes (the memory is counted on this
+    process). Nothing is exchanged with other processes.
+
+    Args:
+        model: The model, which may be wrapped or compiled; or several by name.
+        depth: How many levels of modules are shown below the model; 0 for the model alone.
+
+    Raises:
+        ConfigurationError: ``depth`` is not a whole number of at least 0.
+
+    Example:
+        >>> layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> print(describe_model(layers))
+        module  type        parameters  trainable    memory  dtype
+        model   Sequential       2,410      2,410  9.41 KiB  float32
+          0     Linear           2,080      2,080  8.12 KiB  float32
+          1     ReLU                 0          0       0 B
+          2     Linear             330        330  1.29 KiB  float32
+    """
+    check_count("depth", depth, minimum=0)
+    models = {"model": model} if isinstance(model, nn.Module) else model
+    rows = [_HEADER]
+    for name, one in models.items():
+        whole = unwrap_model(one, keep_torch_compile=False)
+        rows += _rows(name, [whole], 0, depth)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in _LEFT else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the columns of numbers say of some modules, and of which kinds their tensors are."""
+    parameters = list({id(one): one for module in modules for one in module.parameters()}.values())
+    buffers = list({id(one): one for module in modules for one in module.buffers()}.values())
+    known = [*filterfalse(is_lazy, parameters)]
+    tensors = [*known, *filterfalse(is_lazy, buffers)]
+    kinds = {
+        "lazy": len(known) < len(parameters),
+        "meta": any(one.is_meta for one in tensors),
+        "sharded": any(map(is_sharded, tensors)),
+    }
+    cells = (
+        f"{sum(one.numel() for one in known):,}",
+        f"{sum(one.numel() for one in known if one.requires_grad):,}",
+        _format_memory(sum(piece.numel() * piece.element_size() for piece in map(local_piece, tensors))),
+        ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
+    )
+    return cells, tuple(kind for kind, applies in kinds.items() if applies)
+
+
+def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> Iterator[tuple[str, ...]]:
+    """Yield the row of some identical modules, and for a single one the rows of its children."""
+    first, (cells, kinds) = modules[0], _measures(modules)
+    kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
+    yield "  " * level + name, kind, *cells, ", ".join(kinds)
+    if level == depth or len(modules) > 1:
+        return
+    named: dict[str, nn.Module | None] = vars(first)[CHILDREN]
+    children = [(child, one) for child, one in named.items() if one is not None]
+    for _, alike in groupby(children, key=_likeness):
+        names, of_group = zip(*alike, strict=True)
+        title = names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}"
+        yield from _rows(title, of_group, level + 1, depth)
+
+
+def _likeness(child: tuple[str, nn.Module]) -> object:
+    """Return what is equal of neighbours that share a row: those that are numbered, and of one kind and size."""
+    name, module = child
+    is_numbered = name.isdigit() and any(True for _ in module.parameters())
+    return (type(module), _measures([module])) if is_numbered else name
+
+
+def _format_memory(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.3g} {unit}"
+        size /= _KIB
+    return f"{size:.3g} TiB"

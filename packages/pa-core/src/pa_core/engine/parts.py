@@ -1,0 +1,198 @@
+"""What a run trains: modules, their optimizers and schedulers, and what each batch weighs in an update."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pa_core import _accelerate
+from pa_core._attributes import temporarily
+from pa_core._tensors import is_sharded_module, parameters_of, parameters_of_module, unwrap_model
+from pa_core.engine.accumulation import Accumulation
+from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
+from pa_core.sharding.sharded_modules import ShardedModules
+from pa_core.types import StatefulScheduler
+
+
+@contextmanager
+def counting_samples(parts: Iterable[Part]) -> Generator[None]:
+    """Within the context, weigh batches by their samples, as nobody knows beforehand how many an update has.
+
+    Args:
+        parts: What the batches are trained on.
+    """
+    with ExitStack() as contexts:
+        for one in parts:
+            contexts.enter_context(temporarily(one.accumulation, counts_samples=True))
+        yield
+
+
+def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
+    """Clear what a run that stopped left behind, including the gradients of parameters that no optimizer holds.
+
+    Args:
+        model: The model of the run.
+        *optimizers: Its optimizers.
+    """
+    model.zero_grad()
+    ShardedModules(model).forget_local_gradients()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+class Part:
+    """Modules that are trained by one loss, and whose gradients are exchanged together on several processes.
+
+    Args:
+        accelerator: The accelerator of the run.
+        num_averaged: The number of processes that gradients are averaged over.
+        weighs_all: Whether the only batch of an update is weighed, too.
+        counted_by: What the script gives the number of items as, for messages.
+
+    Attributes:
+        optimizers: The optimizers that are stepped together, by name.
+        schedulers: Their schedulers, by name.
+        accumulation: What the batches weigh in the updates.
+        modules: What is trained, by name and without wrappers, on the device of the run; empty between runs.
+        is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need a context.
+        is_sharded: Whether ``fully_shard`` has split some of the weights over the processes, whose gradients it
+            exchanges. Then all processes call the modules equally often.
+    """
+
+    def __init__(
+        self,
+        accelerator: _accelerate.AcceleratorLike,
+        *,
+        num_averaged: int,
+        weighs_all: bool,
+        counted_by: str = "num_items_in_batch",
+    ) -> None:
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedulers: dict[str, StatefulScheduler] = {}
+        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by, weighs_all=weighs_all)
+        self.modules: dict[str, nn.Module] = {}
+        self.is_split: bool = False
+        self.is_sharded: bool = False
+        self._accelerator = accelerator
+        self._sharded: ShardedModules | None = None
+        self._plain: set[int] | None = None
+
+    def start(self, modules: Mapping[str, nn.Module]) -> None:
+        """Begin to train; the modules are placed already.
+
+        Args:
+            modules: What is trained, by name.
+        """
+        self.modules = {name: unwrap_model(one, keep_torch_compile=False) for name, one in modules.items()}
+        self.is_split = any(map(is_sharded_module, self.modules.values()))
+        if self.is_split:
+            self._sharded = ShardedModules(nn.ModuleList(self.modules.values()))
+            self._plain = {id(parameter) for parameter in self._sharded.plain_parameters()}
+        self.is_sharded = self.is_split and self._accelerator.num_processes > 1
+
+    def is_plain(self, parameter: nn.Parameter) -> bool:
+        """Return whether ``fully_shard`` leaves the gradient of a parameter to the exchange.
+
+        Args:
+            parameter: A parameter of the modules.
+        """
+        return self._plain is None or id(parameter) in self._plain
+
+    def close(self) -> None:
+        """End the training."""
+        self.modules, self._sharded, self._plain, self.is_split = {}, None, None, False
+
+    @contextmanager
+    def passing(self, *, ends_update: bool, adds_nothing: bool) -> Generator[None]:
+        """Return the context of a backward pass.
+
+        Args:
+            ends_update: Whether the batch is the last one of its update, so that gradients are exchanged.
+            adds_nothing: Whether the loss is a mean over nothing: the gradients of 0/0 are NaN, and are taken for zero.
+                The pass is made all the same, as other processes may exchange something in it.
+        """
+        hooks = list[RemovableHandle]()
+        with ExitStack() as contexts:
+            if self._sharded is not None:
+                self._sharded.follow_unfreezing()
+                if not ends_update:
+                    contexts.enter_context(self._sharded.keeping_gradients_local())
+            if adds_nothing:
+                parameters = [one for module in self.modules.values() for one in parameters_of_module(module)]
+                trainable: Any = self.graph_tensors([one for one in parameters if one.requires_grad])
+                hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]
+            for hook in hooks:
+                contexts.callback(hook.remove)
+            yield
+
+    def require_stop_elsewhere(self, error: StopTrainingError) -> None:
+        """Raise an error for a stop within a step of a sharded model, whose pieces the other processes wait for.
+
+        Args:
+            error: What the step has raised.
+
+        Raises:
+            UnsupportedConfigurationError: The model is sharded.
+        """
+        if self.is_sharded:
+            raise UnsupportedConfigurationError(
+                "A process has stopped within the step of a sharded model, for which the others wait. Raise "
+                "StopTrainingError in a callback, such as in on_train_step_end."
+            ) from error
+
+    def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what stands for parameters in the graph of a loss: while sharded ones are gathered, other tensors.
+
+        Args:
+            parameters: Parameters of the modules.
+        """
+        return parameters if self._sharded is None else self._sharded.unsharded(parameters)
+
+    def step(self) -> None:
+        """Step the optimizers."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of what the optimizers update."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Iterate over what the optimizers update.
+
+        Others of the modules may have gradients too, which nobody clears and which must not count.
+        """
+        for optimizer in self.optimizers.values():
+            yield from parameters_of(optimizer)
+
+    def has_gradients(self) -> bool:
+        """Return whether any parameter that the optimizers update has a gradient; mostly the first one tells.
+
+        An exchange may hold gradients of earlier batches that the parameters do not show.
+        """
+        if any(parameter.grad is not None for parameter in self.parameters()):
+            return True
+        return self._sharded is not None and self._sharded.has_local_gradients()
+
+
+def zero_loss_of_padding(loss: Tensor) -> Tensor:
+    """Return a loss whose gradients are zero, and whose backward pass goes through the same graph as another loss.
+
+    Args:
+        loss: The loss of a padding batch; perhaps it is not finite.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> zero_loss_of_padding((weight * float("inf")).sum()).item()
+        0.0
+    """
+    real = torch.view_as_real(loss) if loss.is_complex() else loss
+    return real.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0

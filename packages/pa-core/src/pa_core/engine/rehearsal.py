@@ -1,0 +1,135 @@
+"""Computes the first micro-batch of a reproducible run several times, to see whether it depends on those before it.
+
+On a different number of processes others are computed before it. What it leaves in buffers is put back between two
+micro-batches in any case; a forward pass may keep state elsewhere, in places that nobody expects. Everything that the
+rehearsal does is undone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from pa_core._tensors import buffers_of_module, parameters_of_module
+from pa_core.errors import UnsupportedConfigurationError
+from pa_data import map_tensors
+from pa_data.state_search import Snapshot
+
+_MOST_SHOWN: Final = 6
+
+
+class Rehearsal:
+    """Computes a micro-batch twice, another one, and the first one again.
+
+    Args:
+        roots: What a step reaches, by name.
+        handled: The modules whose parameters and buffers a reproducible run looks after.
+        in_turn: Returns the context of one micro-batch: with the same buffers and random numbers each time.
+        compute: Computes the gradients of a batch, and returns its loss.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, object],
+        handled: Iterable[nn.Module],
+        in_turn: Callable[[], AbstractContextManager[None]],
+        compute: Callable[[Any], Tensor],
+    ) -> None:
+        self._roots = roots
+        self._handled = list(handled)
+        self._in_turn = in_turn
+        self._compute = compute
+
+    def require_independent(self, batch: Any) -> None:
+        """Raise an error if the batch means something else after another one, or moves state on each time.
+
+        Args:
+            batch: A batch.
+
+        Raises:
+            UnsupportedConfigurationError: It does.
+        """
+        started = _clocks()
+        self._disturb_weights()
+        first, after_first = self._results(batch)
+        second, after_second = self._results(batch)  # what alternates is the same after the other one
+        try:
+            _, after_other = self._results(_in_other_order(batch))
+        except Exception:  # as of sequences that have to come by their lengths
+            _, after_other = self._results(batch)
+        last, after_last = self._results(batch)
+        differs = {*after_first.changed(after_second), *after_first.changed(after_last)}
+        moved = [place for place in after_other.changed(after_last) if place in differs]
+        moved = [place for place in moved if not _is_time(after_last, place, started)]
+        if moved or not (_are_equal(first, second) and _are_equal(first, last)):
+            raise _depends(moved)
+
+    @torch.no_grad()
+    def _disturb_weights(self) -> None:
+        """Let an average that begins with the weights differ from them, as it does after the first update."""
+        for parameter in self._trainable():
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.mul_(1 + 2**-6).add_(2**-9)
+
+    def _results(self, batch: Any) -> tuple[list[Tensor], Snapshot]:
+        """What a batch gives: its loss, its gradients, and the weights that it leaves."""
+        for parameter in self._trainable():
+            parameter.grad = None
+        with self._in_turn():
+            loss = self._compute(batch)
+            without = [one for module in self._handled for one in buffers_of_module(module)]
+            left = Snapshot(self._roots, without=[*without, *self._trainable()])
+        tensors = [loss, *(one for parameter in self._trainable() for one in (parameter.grad, parameter.data))]
+        return [_digest(one) for one in tensors], left
+
+    def _trainable(self) -> Sequence[Tensor]:
+        return [one for module in self._handled for one in parameters_of_module(module) if one.requires_grad]
+
+
+def _are_equal(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(one.equal(other) for one, other in zip(results, others, strict=True))
+
+
+def _digest(tensor: Tensor | None) -> Tensor:
+    """A few numbers that tell a change of a tensor, in which NaN equals NaN; a copy would take its memory again."""
+    if tensor is None or tensor.numel() == 0:
+        return torch.zeros(0)
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    values = values.double().reshape(-1)
+    finite = values.nan_to_num()
+    return torch.stack([finite.sum(), finite.abs().sum(), finite.square().sum(), values.isfinite().double().sum()])
+
+
+def _in_other_order(batch: Any) -> Any:
+    """The samples from the last to the first."""
+    if isinstance(batch, PackedSequence):
+        return batch
+    return map_tensors(batch, lambda one: one.flip(0) if one.dim() and one.layout is torch.strided else one)
+
+
+def _clocks() -> tuple[float, ...]:
+    return time.time(), time.monotonic(), time.perf_counter()
+
+
+def _is_time(later: Snapshot, place: str, started: tuple[float, ...]) -> bool:
+    mark = later.notes[place].mark if place in later.notes else None
+    return type(mark) is float and any(since <= mark <= now for since, now in zip(started, _clocks(), strict=True))
+
+
+def _depends(places: Sequence[str]) -> UnsupportedConfigurationError:
+    shown = ", ".join(places[:_MOST_SHOWN]) + (f" and {len(places) - _MOST_SHOWN} more" if places[_MOST_SHOWN:] else "")
+    of_results = "another loss or other gradients of the first micro-batch when it is computed again"
+    return UnsupportedConfigurationError(
+        "A micro-batch depends on those before it, so that the result would follow the number of processes.",
+        given=f"state that each micro-batch moves on: {shown}" if places else of_results,
+        do="Keep such state in a buffer of floating-point numbers, whose changes are averaged; move it in "
+        "on_optimizer_step_end; log with log(name, value); draw from the global generators, which are seeded for each "
+        "micro-batch; or leave reproducible out."
+        + ("" if places else " On an accelerator, also call torch.use_deterministic_algorithms(True)."),
+    )

@@ -1,0 +1,128 @@
+"""What a run is to do: one record, which is checked before anything else and compared over the ranks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pa_core.data.data_arguments import DataArgument
+from pa_core.data.evaluation_sets import EvaluationSet
+from pa_core.engine.rank_checks import describe_data
+from pa_core.engine.scheduler_stepping import SchedulerStepping
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_clip_threshold, check_count
+from pa_core.training_state.run_settings import check_resume_overrides
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """The arguments of ``train()``, ``evaluate()`` or ``Run``; the defaults are for calls that do not take them.
+
+    Attributes:
+        call: What was called.
+        data: The data of the run.
+        evaluation_sets: The evaluation sets by name; none for a single dataset.
+        stepping: When the scheduler is stepped, and with what.
+
+    The others are the arguments of the same names.
+
+    Raises:
+        ConfigurationError: A number or a name cannot work.
+    """
+
+    call: str
+    data: Sequence[DataArgument] = ()
+    evaluation_sets: Mapping[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
+    per_device_batch_size: int | Literal["fit"]
+    num_epochs: int = 1
+    gradient_accumulation_steps: int = 1
+    samples_per_update: int | None = None
+    max_num_train_steps: int | None = None
+    gradient_clip_value: float | None = None
+    gradient_clip_norm: float | None = None
+    max_updates_per_batch: int | None = None
+    sanity_eval_steps: int = 0
+    create_scheduler_fn: Any = None
+    stepping: SchedulerStepping = field(default_factory=SchedulerStepping)
+    collate_fn: Any = None
+    reset_run_history: bool = True
+    resume_from: str | Path | None = None
+    resume_missing: Literal["error", "start"] = "error"
+    resume_allow: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        check_count("num_epochs", self.num_epochs)
+        check_count("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        self._check_batch_size()
+        check_count("sanity_eval_steps", self.sanity_eval_steps, minimum=0)
+        for name in ("max_num_train_steps", "max_updates_per_batch", "samples_per_update"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
+        check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
+        check_resume_overrides(self.resume_allow)
+        if self.samples_per_update is not None and self.max_updates_per_batch is not None:
+            raise ConfigurationError(
+                "An update of a loop with several updates of a batch is made of what the loop takes from the batch: "
+                "leave out samples_per_update or max_updates_per_batch."
+            )
+
+    def _check_batch_size(self) -> None:
+        given: object = self.per_device_batch_size
+        if given != "fit":
+            if isinstance(given, str):
+                raise ConfigurationError(f'per_device_batch_size must be "fit" or a whole number, got {given!r}.')
+            check_count("per_device_batch_size", given)
+            return
+        if self.samples_per_update is None:
+            raise ConfigurationError(
+                'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, which says how '
+                "large they are."
+            )
+        if any("batch_size" in (one.kwargs or {}) for one in self.data if one.purpose == "train"):
+            raise ConfigurationError(
+                'train_dataloader_kwargs has a batch_size. Leave it out, or per_device_batch_size="fit".'
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size to begin with: where it is to fit, the largest there may be."""
+        if self.per_device_batch_size == "fit":
+            return self.samples_per_update or 1
+        return self.per_device_batch_size
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int | None, float | None]:
+        """What a run config is made of, in the order of ``Trainer._create_run_config``."""
+        sizes = self.batch_size, self.num_epochs, self.gradient_accumulation_steps
+        return *sizes, self.max_num_train_steps, self.gradient_clip_value
+
+    def describe(self) -> dict[str, object]:
+        """Return what must be the same on all ranks, by name."""
+        asked = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values: dict[str, object] = {"call": asked.pop("call")}
+        for given in asked.pop("data"):
+            values |= describe_data(given)
+        every = {name: one.every_n_epochs for name, one in asked.pop("evaluation_sets").items()}
+        if every:
+            values["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
+        asked["scheduler is stepped"] = str(asked.pop("stepping"))
+        asked["resume_from"] = _shared_place(self.resume_from)
+        asked["resume_allow"] = sorted(self.resume_allow)
+        return values | asked
+
+
+NO_ARGUMENTS = RunArguments(call="", per_device_batch_size=1)
+"""The arguments of a trainer before its first run."""
+
+
+def _shared_place(resume_from: str | Path | None) -> str | None:
+    """Where a run resumes from; of a folder for temporary files, whose name may differ, only that it is one."""
+    path = None if resume_from is None else os.fspath(resume_from)
+    if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(tempfile.gettempdir()):
+        return f"a folder in {tempfile.gettempdir()}"
+    return path

@@ -1,0 +1,73 @@
+"""What must be the same on all processes: at the start of a run, and in its course."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pa_core.distributed.comparison import PLACE
+from pa_core.engine import rank_checks
+from pa_core.engine.any_trainer import AnyTrainer
+from pa_core.training_state.progress import Progress
+from pa_distributed import require_same
+
+
+def require_same_parts(trainer: AnyTrainer, *, is_training: bool) -> None:
+    """Compare models, loaders and optimizers, once they are made and before their first exchange.
+
+    Args:
+        trainer: The trainer.
+        is_training: Whether the run trains.
+
+    Raises:
+        RanksDifferError: They are not the same on all processes.
+    """
+    require_same(lambda: {**_used(trainer, is_training=is_training), **trainer.named_models(), **trainer.modules})
+
+
+def describe_start(trainer: AnyTrainer, progress: Progress) -> dict[str, object]:
+    """Return what all processes have when their first training step is about to come; schedulers are made late.
+
+    Args:
+        trainer: The trainer.
+        progress: How far the run has come.
+    """
+    schedulers = _titled("scheduler", trainer.named_schedulers())
+    return {**describe_course(trainer, progress, is_training=True), **rank_checks.describe_schedulers(schedulers)}
+
+
+def describe_course(trainer: AnyTrainer, progress: Progress, *, is_training: bool) -> dict[str, object]:
+    """Return what stays the same on all processes in the course of a run, though callbacks may change it.
+
+    Args:
+        trainer: The trainer.
+        progress: How far the run has come.
+        is_training: Whether the run trains.
+    """
+    updates = progress.updates
+    place = f"{progress.stage}, after {updates} update{'' if updates == 1 else 's'}"
+    return {PLACE: place, **_used(trainer, is_training=is_training)}
+
+
+def _used(trainer: AnyTrainer, *, is_training: bool) -> dict[str, object]:
+    """The loaders of a run, and what it trains."""
+    values = _describe_evaluation(trainer)
+    if is_training:
+        values |= rank_checks.describe_trained(trainer.named_models())
+        values |= rank_checks.describe_loader("training", trainer.train_dataloader)
+        values |= _titled("optimizer", trainer.named_optimizers())
+    return values
+
+
+def _describe_evaluation(trainer: AnyTrainer) -> dict[str, object]:
+    loaders = trainer.eval_dataloaders
+    if not loaders:
+        return rank_checks.describe_loader("evaluation", trainer.eval_dataloader)
+    values: dict[str, object] = {"evaluation set in progress": trainer.eval_name}
+    for name, loader in loaders.items():
+        values |= rank_checks.describe_loader(f"evaluation of {name}:", loader)
+    return values
+
+
+def _titled(kind: str, by_name: Mapping[str, object]) -> dict[str, object]:
+    """Name things by their kind too, as models have the same names."""
+    return {name if name == kind else f"{kind} {name}": one for name, one in by_name.items()}

@@ -1,0 +1,164 @@
+"""How a run begins and ends: what is made new for it, compared over the processes, and put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+
+from pa_core import _accelerate, distributed
+from pa_core._tensors import reshard
+from pa_core.data.custom_loader import end_workers
+from pa_core.distributed.comparison import Describe
+from pa_core.engine import rank_checks
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.parts import forget_gradients
+from pa_core.engine.session import Session
+from pa_core.engine.setup import RunKind
+from pa_core.errors import StopTrainingError
+from pa_core.steps.input_checks import refuse_run_within_run
+from pa_core.training_state import initial_hyperparameters
+from pa_core.training_state.progress import Stage
+from pa_core.training_state.run_settings import describe_arithmetic
+from pa_distributed import fail_fast, print_errors_once, require_same
+
+
+def require_ready(session: Session, kind: RunKind) -> None:
+    """Raise an error if another run is in progress, which a new one would overwrite.
+
+    Args:
+        session: The run before.
+        kind: What the new one does.
+
+    Raises:
+        ConfigurationError: Another run is in progress.
+    """
+    refuse_run_within_run(kind, session.running)
+    reshard(session.trainer.model)  # a script may have called it, and the optimizer knows the pieces
+
+
+@contextmanager
+def running(
+    before: Session, kind: RunKind, begin: Callable[[], Session], describe_arguments: Describe, seed: int | None = None
+) -> Generator[None]:
+    """Begin a run, and restore the user's objects no matter how it ends.
+
+    Args:
+        before: The run before.
+        kind: What the run does.
+        begin: Makes the session of the run, and gives it to the trainer.
+        describe_arguments: Returns what was called, and with what.
+        seed: What everything random follows from; None to draw it.
+
+    Raises:
+        RanksDifferError: The processes were not given the same.
+    """
+    trainer, turn = before.trainer, before.setup.turn
+    try:
+        mine = turn.pop()  # unless a run is in progress, perhaps in another thread
+    except IndexError:
+        refuse_run_within_run(kind, before.running or kind)
+        raise
+    try:
+        session = begin()
+        trainer.preemptible, trainer.resume_from = False, None
+        trainer.callback_handler.find_listeners()
+        progress = session.progress
+        with session.setup.watch.run(lambda: (progress.stage, progress.updates)):
+            seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+            with print_errors_once():
+                require_same(lambda: {**describe_arguments(), **_describe_setting(session)})
+                session.resumption.seed = distributed.gather_objects(seed)[0]
+            with session.contexts, _ending_in_order(session, kind):
+                session.contexts.callback(session.checkpointer.release_folders)
+                yield
+    finally:
+        turn.append(mine)
+    trainer.callback_handler.warn_of_unfired_events()
+
+
+@contextmanager
+def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
+    """Let a run have its clock meanwhile, and leave everything as it was."""
+    trainer = session.trainer
+    trainer.run_history.clock.start()
+    session.running = kind
+    model = trainer.model
+    if kind == "train":  # what a script has computed before is no part of the first update
+        forget_gradients(model, *trainer.named_optimizers().values())
+    try:
+        with fail_fast(lambda exception, _lives_on: _close_after(session, exception)):
+            try:
+                with session.setup.watch.explaining():
+                    yield
+            except BaseException as exception:
+                session.checkpointer.end(exception, trainer.device)
+                if session.fitting is not None:
+                    session.fitting.note(exception)
+                raise
+    finally:
+        session.running = None
+        optimizers = trainer.named_optimizers().values()
+        if kind == "train":
+            for optimizer in optimizers:
+                initial_hyperparameters.end_run(optimizer)
+        trainer.run_history.clock.stop()
+        _end_workers(trainer)
+        session.exchange.close()
+        for part in session.parts.values():
+            part.close()
+        session.placed.close()
+        trainer.model = model
+        session.setup.added.restore()
+        forget_gradients(trainer.model, *optimizers)
+
+
+def _close_after(session: Session, exception: BaseException) -> None:
+    """Close everything that is open when an exception ends the run, even if a callback raises an error."""
+    problems: list[BaseException] = []
+    trainer = session.trainer
+    for listener in trainer.callback_handler.listeners(TrainerCallback.on_exception.__name__):
+        try:
+            listener(trainer, exception=exception)
+        except BaseException as problem:
+            problems.append(problem)
+    session.checkpointer.abandon(exception)
+    _end_workers(trainer)
+    if problems:
+        raise problems[0]
+
+
+def _end_workers(trainer: AnyTrainer) -> None:
+    end_workers(trainer.train_dataloader, trainer.eval_dataloader, *trainer.eval_dataloaders.values())
+
+
+@contextmanager
+def stopping_in_order(session: Session) -> Generator[None]:
+    """Let a ``StopTrainingError`` end what is within the context; the run continues with its last events.
+
+    Args:
+        session: The run.
+    """
+    trainer = session.trainer
+    try:
+        yield
+    except StopTrainingError as error:
+        # This frame leads to one that refers to the error, from Python 3.12 on: a cycle, which keeps the last step.
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        session.rank_sync.stop = error
+        trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)
+    session.progress.stage = Stage.RUN_END
+
+
+def _describe_setting(session: Session) -> dict[str, object]:
+    """What a run works with besides its arguments."""
+    trainer, setup = session.trainer, session.setup
+    arithmetic = describe_arithmetic(setup.device) if setup.reproducible else {}
+    return {
+        "mixed_precision": _accelerate.computed_precision(setup.accelerator),
+        "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
+        "loss_func": trainer.loss_func,
+        "run_history": type(trainer.run_history),
+        **{f"arithmetic, {name}": value for name, value in arithmetic.items()},
+    }

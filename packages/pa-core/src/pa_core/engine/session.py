@@ -1,0 +1,761 @@
+"""One run of a ``Trainer`` or a ``Run``: its events, epochs, evaluations and safe points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from pa_core import distributed
+from pa_core._attributes import temporarily
+from pa_core._tensors import unwrap_model
+from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
+from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
+from pa_core.data.evaluation_sets import EvaluationSets
+from pa_core.data.loaders import Purpose, batches_on_device
+from pa_core.distributed import sum_over_processes
+from pa_core.distributed.comparison import Describe
+from pa_core.engine import reproducible_checks, scheduler_stepping
+from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.dry_run import restored
+from pa_core.engine.first_updates import OwnSteps
+from pa_core.engine.micro_batches import MicroBatch, micro_batches
+from pa_core.engine.parts import Part
+from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
+from pa_core.engine.run_descriptions import describe_course
+from pa_core.engine.setup import RunState, Setup
+from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
+from pa_core.steps.default_step import no_sample_counted
+from pa_core.steps.placeholders import TrainerPlaceholderValues
+from pa_core.training_state.checkpointer import EvaluationInterrupted
+from pa_core.training_state.fetched_states import cache_folder, local_folders, save_dirs_of
+from pa_core.training_state.progress import Phase, Stage
+from pa_core.types import SizedIterable
+from pa_core.user_warnings import say
+from pa_data.rng import restored_rng_states
+
+_END: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingHooks:
+    """What a trainer does in its own way in all of its runs; the defaults are for a script that writes its own loop.
+
+    Attributes:
+        pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
+        overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
+        looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
+        looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
+        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
+        update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
+            gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
+            optimizers do by themselves.
+        compute: Computes the gradients of a batch, and returns its loss; None where only the script does.
+    """
+
+    pads: bool = False
+    overlaps: bool = False
+    looks_at_gradients: bool = False
+    looks_at_optimizer: bool = False
+    steps_scheduler_itself: bool = False
+    update_weights: Callable[[Part, bool], None] | None = None
+    compute: Callable[[Any], Tensor] | None = None
+
+
+class Session(RunState):
+    """One run: gives its loop data, events, agreement and training states, and is dropped when the next one begins.
+
+    Args:
+        trainer: The trainer.
+        setup: What the trainer is made with.
+        hooks: What the trainer does in its own way.
+        arguments: What the run is to do; by default nothing, before the first run.
+        parts: What the run trains, by the name of the optimizer.
+        eval_sets: What the run evaluates.
+
+    Attributes:
+        trainer: As passed.
+        hooks: As passed.
+        arguments: As passed.
+        update_weights: As ``TrainingHooks.update_weights``, or what optimizers do by themselves.
+        count: What counts the batches of a custom loader in the training of an epoch.
+        num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
+        updates_of_batch: How many updates were made of the current batch of the training loader.
+        has_padding_batches: Whether a process without a sample is given the batch of another one.
+        keeps_batch: Whether a batch may be needed later as a padding batch.
+        own_steps: What finds steps of a script that the run makes, too.
+        gathered_empty: What a process without a sample has gathered of the others, which go backward through it.
+    """
+
+    def __init__(
+        self,
+        trainer: AnyTrainer,
+        setup: Setup,
+        hooks: TrainingHooks,
+        arguments: RunArguments = NO_ARGUMENTS,
+        parts: Mapping[str, Part] = MappingProxyType({}),
+        eval_sets: EvaluationSets | None = None,
+    ) -> None:
+        self.trainer = trainer
+        super().__init__(setup, parts, eval_sets or EvaluationSets())
+        self.hooks = hooks
+        self.arguments = arguments
+        self.update_weights: Callable[[Part, bool], None] = hooks.update_weights or self._update_by_optimizers
+        self.gradient_clip_norm = arguments.gradient_clip_norm
+        self.count: BatchCount | None = None
+        self.has_padding_batches: bool = False
+        self.keeps_batch: bool = False
+        self._is_rehearsed = False
+        self.own_steps: OwnSteps = OwnSteps(
+            trainer,
+            self,
+            looks_at_gradients=hooks.looks_at_gradients,
+            looks_at_optimizer=hooks.looks_at_optimizer,
+            steps_scheduler_itself=hooks.steps_scheduler_itself,
+        )
+        self.num_sets_to_come: int = 0
+        self.updates_of_batch: int = 0
+        self.gathered_empty: list[Tensor] = []
+
+    @override
+    def describe_course(self) -> dict[str, object]:
+        """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
+        return describe_course(self.trainer, self.progress, is_training=self.running == "train")
+
+    def finish_init(self) -> None:
+        """End the constructor: from here on, what a subclass or a script sets is its own."""
+        self.trainer.callback_handler.call_event(TrainerCallback.on_init_end, self.trainer)
+
+    # Events
+
+    def call(self, event: str | Callable[..., None], **kwargs: Any) -> None:
+        """Call an event that may stop the run, once all callbacks have been told of it.
+
+        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
+        place in the list; and one that gathers would wait for the process that stopped.
+
+        Args:
+            event: The event: a method of ``TrainerCallback``, or its name.
+            **kwargs: Passed on.
+
+        Raises:
+            StopTrainingError: A callback requested a stop, in a run of one process.
+        """
+        stops = False
+        trainer, rank_sync = self.trainer, self.rank_sync
+        name = event if isinstance(event, str) else event.__name__
+        for listener in trainer.callback_handler.heard.get(name, ()):
+            try:
+                listener(trainer, **kwargs)
+            except NonFiniteLossError as error:
+                rank_sync.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
+            except StopTrainingError as error:
+                rank_sync.note_stop(error)
+                stops = True
+            except EvaluationInterrupted:
+                if not self.checkpointer.is_between_steps:
+                    raise
+        if stops:
+            rank_sync.stop_if_alone()
+
+    def call_hook(self, hook: Callable[[], None]) -> None:
+        """Call a method of the trainer that may stop the run.
+
+        Args:
+            hook: The method.
+        """
+        try:
+            hook()
+        except StopTrainingError as error:
+            self.rank_sync.ask_to_stop(error)
+
+    def call_together(
+        self,
+        event: Callable[..., None],
+        hook: Callable[[], None] | None = None,
+        describe: Describe | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call an event that all processes come to; if one of them requests a stop, all of them stop.
+
+        Args:
+            event: The event, as a method of ``TrainerCallback``.
+            hook: The method of the trainer that is called before it.
+            describe: Returns what must be the same on all processes afterwards; None for what must stay so.
+            **kwargs: Passed on.
+        """
+        with self.rank_sync.together(describe):
+            if hook is not None:
+                hook()
+            self.call(event, **kwargs)
+
+    # The beginning of a run
+
+    def require_usable(self, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
+        """Raise an error for loaders and models of a reproducible run with which it would follow the processes.
+
+        Args:
+            loaders: The loaders of the run.
+            models: What it calls, by name.
+
+        Raises:
+            ConfigurationError: A loader is limited or has its own order.
+            UnsupportedConfigurationError: A model is sharded, or has layers that follow the processes.
+        """
+        if self.exchange.is_exact:
+            reproducible_checks.require_usable(loaders, models)
+
+    def check_data(self, data: Sequence[DataArgument], arguments: RunArguments) -> None:
+        """Raise an error for data that this trainer or process cannot use, and arguments without effect.
+
+        Args:
+            data: The data of the run.
+            arguments: The arguments of the run.
+
+        Raises:
+            ConfigurationError: It cannot be used.
+        """
+        for one in data:
+            one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
+        if self.exchange.is_exact:
+            reproducible_checks.check_arguments(data, arguments)
+        check_arguments_of_loaders(data, arguments.per_device_batch_size, arguments.collate_fn)
+
+    def create_loader(
+        self,
+        dataset: Dataset[Any],
+        purpose: Purpose,
+        defaults: dict[str, Any],
+        kwargs: dict[str, Any] | None,
+        *,
+        allows_empty_shares: bool = False,
+    ) -> SizedIterable[Any]:
+        """Create the loader of a dataset.
+
+        Args:
+            dataset: The dataset.
+            purpose: What the loader is for.
+            defaults: Its arguments, which others override.
+            kwargs: The requested arguments.
+            allows_empty_shares: Whether a process may have no sample in a step.
+        """
+        return self.setup.loaders.create(
+            dataset,
+            purpose,
+            defaults,
+            kwargs,
+            collate_fn=self.trainer.collate_fn,
+            seed=self.resumption.seed,
+            allows_empty_shares=allows_empty_shares,
+        )
+
+    def find_state(self, arguments: RunArguments) -> None:
+        """Find the training state that the run resumes from, if it does; every process must call this.
+
+        Args:
+            arguments: The arguments of the run.
+        """
+        trainer = self.trainer
+        if arguments.resume_from is not None:
+            trainer.resume_from = cache_folder(arguments.resume_from, local_folders(trainer.callback_handler.callbacks))
+        self.resumption.find(trainer, arguments.resume_from, arguments.resume_missing)
+
+    def announce(self) -> None:
+        """Call the first event of a run, in which callbacks may replace loaders."""
+        self.own_steps.start_run()
+        self._is_rehearsed = False
+        self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
+
+    def fit_batches(
+        self,
+        arguments: RunArguments,
+        try_update: Callable[[Any], None] | None = None,
+        start: Callable[[], None] | None = None,
+    ) -> RunArguments:
+        """Return arguments with a batch size that fits into the memory of all devices; every process must call this.
+
+        Args:
+            arguments: The arguments.
+            try_update: Makes an update out of a batch; None if it cannot be tried.
+            start: What a step may need to have been called before.
+        """
+        from pa_core.engine.fitting import BatchSizeFitting  # few runs need it
+
+        trainer = self.trainer
+        if trainer.is_sharded or self.exchange.is_exact:
+            kind = (
+                "A sharded model is called together"
+                if trainer.is_sharded
+                else "A reproducible run has the same batches"
+            )
+            raise UnsupportedConfigurationError(
+                f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
+            )
+        self.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
+        data = [held for one in arguments.data for held in one.held]
+        with nullcontext() if try_update is None else self.dry_run(trainer, data):
+            if start is not None:
+                start()
+            self.train_optimizers(trainer.named_optimizers().values())
+            sizes = self.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
+        self.setup.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
+        loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
+        given = [one.loader for one in arguments.data]
+        if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
+            self.setup.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
+        return replace(arguments, per_device_batch_size=min(sizes))
+
+    def placeholder_values(self) -> dict[str, float]:
+        """Return what ``TrainerPlaceholderValues`` stand for in this run."""
+        trainer, config = self.trainer, self.trainer.run_config
+        numbers: dict[TrainerPlaceholderValues, float | None] = {
+            TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
+            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: trainer.epoch_lengths.mean_steps(config.num_epochs),
+            TrainerPlaceholderValues.EVAL_DATALOADER_LEN: count_steps(trainer.eval_dataloader),
+        }
+        return {placeholder.value: number for placeholder, number in numbers.items() if number is not None}
+
+    def require_usable_schedulers(self) -> None:
+        """Raise an error for schedulers that cannot be stepped in the way that was requested."""
+        schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
+        for name, scheduler in schedulers.items():
+            is_overridden = name == "scheduler" and self.hooks.steps_scheduler_itself
+            self.arguments.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
+
+    def check_length_of_schedules(self) -> None:
+        """Raise an error for schedules that end with an error before the run does."""
+        trainer, config = self.trainer, self.trainer.run_config
+        updates = (config.max_num_train_steps or 0) - trainer.num_updates_completed
+        steps = self.arguments.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
+        is_resumed = self.resumption.saved is not None
+        for name, scheduler in trainer.named_schedulers().items():
+            if name != "scheduler" or not self.hooks.steps_scheduler_itself:
+                scheduler_stepping.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
+
+    def reset_history(self) -> None:
+        """Forget the metrics of the run before."""
+        self.trainer.run_history.reset()
+        self.trainer.run_history.clock.reset()
+
+    def resume(self) -> None:
+        """Restore everything of a saved run but what callbacks set up when the run starts."""
+        stepping = self.arguments.stepping
+        resumption = self.resumption
+        self.train_optimizers(self.trainer.named_optimizers().values())
+        resumption.record_settings(self.trainer, str(stepping), stepping.count)
+        resumption.restore(
+            self.trainer,
+            scaler=self.setup.accelerator.scaler,
+            objects=self.checkpointer.registered,
+            allowed=self.arguments.resume_allow,
+        )
+        self.setup.optimizer_modes.train_again()
+        if resumption.saved is not None:
+            for name, part in self.parts.items():
+                part.accumulation.reference_items = resumption.saved.nominal_items.get(name)
+
+        self.checkpointer.record_layers(self.trainer)
+
+    def begin(self, hook: Callable[[], None] | None = None, describe: Describe | None = None) -> None:
+        """Call the first events of the training, and note what the script keeps when all of them were called.
+
+        Args:
+            hook: The method of the trainer that is called before the event.
+            describe: Returns what must be the same on all processes afterwards.
+        """
+        self.call_together(TrainerCallback.on_training_run_start, hook, describe)
+        self.checkpointer.record_start(self.trainer)
+
+    # The end of a run
+
+    def finish(self, hook: Callable[[], None] | None = None) -> None:
+        """Call the last events of a training run, and save what was requested, unless a loss was not finite.
+
+        Args:
+            hook: The method of the trainer that is called before the event.
+        """
+        self.exchange.drop_update()
+        self.setup.optimizer_modes.end()
+        if hook is not None:
+            hook()
+        self.trainer.callback_handler.call_event(TrainerCallback.on_training_run_end, self.trainer)
+        if isinstance(self.rank_sync.stop, NonFiniteLossError):
+            self.checkpointer.end(self.rank_sync.stop, self.trainer.device)
+            self.checkpointer.drop_requests(self.rank_sync.stop)
+        else:
+            self.resumption.finish(self.trainer)
+            self.checkpoint_if_requested(Phase.COMPLETE)
+
+    # Epochs
+
+    @property
+    def is_at_last_update(self) -> bool:
+        """Whether all updates are made, perhaps mid-epoch."""
+        return self.progress.updates == self.trainer.run_config.max_num_train_steps
+
+    def remaining_epochs(self) -> Iterator[int]:
+        """Iterate over the numbers of the epochs that are left, from 0."""
+        for epoch in self.resumption.remaining_epochs(self.trainer):
+            self.checkpointer.next_phase = None
+            self.progress.epoch_under_way = epoch
+            yield epoch
+
+    def finish_epoch(
+        self, hook: Callable[[], None] | None = None, step_schedulers: Callable[[], None] | None = None
+    ) -> None:
+        """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then.
+
+        Args:
+            hook: The method of the trainer that is called before the event.
+            step_schedulers: Steps all schedulers; None for the schedulers of what is trained, one after the other.
+        """
+        trainer = self.trainer
+        self.progress.epochs += 1
+        # The last update may have cut the epoch short, which a longer run would bring to its end.
+        updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
+        is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
+        self.own_steps.require_positions(self.arguments.stepping)
+        if self.arguments.stepping.after == "epoch" and is_whole and trainer.named_schedulers():
+            with self.rank_sync.together():
+                if step_schedulers is not None:
+                    step_schedulers()
+                else:
+                    for part in self.parts.values():
+                        self.step_schedulers(part)
+        self.own_steps.note_positions(self.arguments.stepping)
+        self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
+        trainer.run_history.increment_epoch()
+        self.progress.epoch_under_way = None
+        self.checkpointer.check_layers(trainer)
+        self.checkpoint_if_requested(Phase.EPOCH)
+
+    def set_back_by_one_epoch(self) -> AbstractContextManager[None]:
+        """Within the context, what is recorded has the number of the epoch before, as after the last one.
+
+        Training states and the last events have the epoch that comes next, no matter what ends the context.
+        """
+        clock = self.trainer.run_history.clock
+        return temporarily(clock, epoch=clock.epoch - 1)
+
+    def start_training(self, train_dl: SizedIterable, hook: Callable[[], None] | None = None) -> None:
+        """Begin the training of an epoch, or come back to where a saved run was in it.
+
+        Args:
+            train_dl: The loader of the epoch.
+            hook: The method of the trainer that is called before the event.
+        """
+        self.means.reset()
+        self.progress.start_epoch()
+        for part in self.parts.values():
+            part.accumulation.items = 0.0
+        if hook is not None:
+            self.call_hook(hook)
+        self.call(TrainerCallback.on_train_epoch_start)
+        self.exchange.start_epoch(self.trainer.named_models)
+        self._resume_steps(train_dl)
+        self.own_steps.start_epoch(self.arguments.stepping)
+        self.count = self.setup.loaders.count_batches(train_dl, "training")
+        self.progress.stage = Stage.TRAINING
+
+    def batches(self, train_dl: SizedIterable) -> Iterator[tuple[MicroBatch, Any]]:
+        """Iterate over the batches that are left of the epoch, each with its place in its update.
+
+        Args:
+            train_dl: The loader of the epoch.
+        """
+        count, config = self.count, self.trainer.run_config
+        self.progress.resumed_steps = steps_done = self.progress.steps_in_epoch
+        if self.is_at_last_update:  # the run had its last update before it was interrupted
+            return iter(())
+        for part in self.parts.values():
+            part.accumulation.counts_samples = count is not None and count.expected is None
+        self.has_padding_batches = self.hooks.pads or any(one.is_sharded for one in self.parts.values())
+        self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
+        batches = micro_batches(
+            train_dl,
+            self._remaining_batches(train_dl),
+            accumulation_steps=1 if self.arguments.max_updates_per_batch else config.gradient_accumulation_steps,
+            rank=self.trainer.process_index,
+            num_processes=self.trainer.num_processes,
+            steps_done=steps_done,
+            count=count,
+        )
+        return self._rehearsed(batches)
+
+    def _rehearsed(self, batches: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+        """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
+        if self.hooks.compute is None or self._is_rehearsed or not self.exchange.is_exact:
+            return batches
+        started: list[tuple[MicroBatch, Any]] = []
+        for part, batch in batches:
+            started.append((part, batch))
+            if part.micro_batch is not None:
+                self._is_rehearsed = True
+                self._rehearse(part, batch, self.hooks.compute)
+                break
+        return chain(started, batches)
+
+    def _rehearse(self, part: MicroBatch, batch: Any, compute: Callable[[Any], Tensor]) -> None:
+        from pa_core.engine.rehearsal import Rehearsal  # nothing else needs it
+
+        trainer = self.trainer
+        roots: dict[str, object] = {**trainer.named_models(), **trainer.modules, "trainer": trainer}
+        if trainer.loss_func is not None:
+            roots["loss_func"] = trainer.loss_func
+        handled = [one for one in roots.values() if isinstance(one, nn.Module)]
+
+        @contextmanager
+        def in_turn() -> Generator[None]:
+            with self.exchange.repeating(part), self.means.step():
+                yield
+
+        with restored(roots, self.setup.device), self.kept(trainer):
+            Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
+
+    def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
+        """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
+        loader = self.resumption.loaders.custom_state(train_dl)
+        if loader is None:
+            return batches_on_device(train_dl, self.trainer.device)
+        limit = batches_of_slices(train_dl)
+        batches = self._leaving_safe_point(loader.batches())
+        return islice(batches, None if limit is None else max(0, limit - self.progress.resumed_steps))
+
+    def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Fetching a batch of a custom data loader changes what the state holds of it."""
+        for batch in batches:
+            yield batch
+            self.checkpointer.next_phase = None
+
+    def finish_training(
+        self, hook: Callable[[], None] | None = None, *, with_loss: bool = True, requires_loss: bool = False
+    ) -> None:
+        """Record the means of the training of an epoch, and call its last event.
+
+        Args:
+            hook: The method of the trainer that is called before.
+            with_loss: Whether the loss is recorded, if there was one.
+            requires_loss: Whether an epoch without a loss is an error.
+        """
+        self.checkpointer.next_phase = None
+        self.own_steps.stop()
+        self.exchange.end_epoch()
+        self.last_batch = None
+        self.means.end_step()
+        if hook is not None:
+            self.call_hook(hook)
+        self.rank_sync.stop_if_alone()
+        self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
+        loader = innermost(self.trainer.train_dataloader)
+        if is_keyed(loader):  # how large a part each source of a mixture has had
+            for source, share in loader.order.shares(self.progress.samples_in_epoch).items():
+                self.trainer.run_history.update_metric(f"train_share_{source}_epoch", share)
+        self.call_together(TrainerCallback.on_train_epoch_end)
+
+    def record_means(
+        self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
+    ) -> None:
+        """Record the means over all samples of an epoch on all processes, unless one of them requested a stop.
+
+        Args:
+            loss_name: The metric of the loss; the names of other means are made from it.
+            count: The batches of a custom data loader, None for one whose length is true.
+            with_loss: Whether the loss is recorded, if there was one.
+            requires_loss: Whether an epoch without a loss is an error.
+        """
+        self.progress.stage = Stage.EPOCH_END
+        missing = 0.0 if count is None else count.missing
+        missing = self.rank_sync.add_up(self.means, missing)
+        has_loss = self.means.losses.running_count > 0
+        if count is not None:
+            self.setup.loaders.check_count(count, missing, is_empty=not has_loss and len(self.means) == 0)
+        # A run that is made longer may have ended with the last batch of a stream, which shows only now.
+        was_over = count is not None and count.expected is None and count.given > 0
+        if requires_loss and not has_loss and not was_over:
+            raise no_sample_counted(loss_name)
+        if with_loss and has_loss:
+            self.trainer.run_history.update_metric(loss_name, self.means.losses.average)
+        self.means.record(self.trainer.run_history, loss_name)
+
+    # Updates
+
+    def padding_batch(self, place: MicroBatch) -> Any:
+        """Return the batch that a process without a sample is given where it has to do what the others do.
+
+        It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run
+        draws as many random numbers as one that was not interrupted.
+
+        Args:
+            place: The place of the batch in its update.
+
+        Raises:
+            UnsupportedConfigurationError: No batch has come yet from a custom loader.
+        """
+        loader = innermost(self.trainer.train_dataloader)
+        if is_keyed(loader):
+            return loader.fetch_for(place.step - 1 - self.progress.resumed_steps, rank=0)
+        if self.last_batch is None:
+            raise UnsupportedConfigurationError(
+                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
+                "loader with samples for each process."
+            )
+        return self.last_batch
+
+    def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
+        self.clip(part.parameters)
+        if not overflowed:
+            part.step()
+            if self.arguments.stepping.after == "update":
+                self.step_schedulers(part)
+        part.zero_grad()
+
+    def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        """Clip the gradients of an update as the run was told to.
+
+        Args:
+            parameters: Returns what is updated.
+        """
+        config = self.trainer.run_config
+        if config.gradient_clip_value is not None:
+            clip_gradient_values(parameters(), config.gradient_clip_value)
+        if config.gradient_clip_norm is not None:
+            self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
+
+    def step_schedulers(self, part: Part) -> None:
+        """Step the schedulers of what was updated, with what they are to be stepped with.
+
+        Args:
+            part: What was updated.
+        """
+        for scheduler in part.schedulers.values():
+            self.arguments.stepping.step(scheduler, self.trainer)
+
+    def require_update_of_batch(self) -> None:
+        """Raise an error for more updates of a batch than the run was told of.
+
+        Raises:
+            ConfigurationError: There is one more.
+        """
+        if self.updates_of_batch == (self.arguments.max_updates_per_batch or 1):
+            raise ConfigurationError(
+                f"Update {self.updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
+                f"Run(..., max_updates_per_batch={self.updates_of_batch + 1}) or more."
+            )
+
+    # Evaluations
+
+    @contextmanager
+    def evaluating(self, stage: Stage = Stage.EVALUATION) -> Generator[None]:
+        """Within the context the model is the module without wrappers; means and modes of training come back.
+
+        Args:
+            stage: What the run is in meanwhile.
+        """
+        trainer = self.trainer
+        self.require_between_steps("An evaluation")
+        wrapped = trainer.model
+        models = {**trainer.named_models(), "model": wrapped, **trainer.modules}
+        modes = [(module, module.training) for model in models.values() for module in model.modules()]
+        trainer.model = unwrap_model(wrapped)
+        try:
+            with (
+                temporarily(self.progress, stage=stage),
+                self.separate_means(),
+                self.setup.optimizer_modes.evaluating(),
+            ):
+                if self.shares_buffers:
+                    for model in trainer.named_models().values():
+                        distributed.broadcast_buffers(model)
+                yield
+        finally:
+            trainer.model = wrapped
+            for module, training in modes:
+                module.training = training
+
+    def leaving_random_numbers(self) -> AbstractContextManager[None]:
+        """Return the context of an additional evaluation, after which training draws what it would without it."""
+        loaders = (self.trainer.eval_dataloader, *self.trainer.eval_dataloaders.values())
+        return restored_rng_states(self.trainer.device, map(innermost, loaders))
+
+    def batches_to_evaluate(self, loader: SizedIterable, count: BatchCount | None) -> Iterator[tuple[int, Any]]:
+        """Iterate over the batches of an evaluation on the device, numbered from 1.
+
+        Args:
+            loader: The loader.
+            count: What counts them, if they are to be counted.
+        """
+        batches = batches_on_device(loader, self.trainer.device, count)
+        is_trial = loader is not self.trainer.eval_dataloader
+        batches = self.exchange.batches_to_evaluate(loader, batches, is_trial=is_trial)
+        if count is not None and count.may_differ and self.trainer.is_sharded:
+            batches = self._until_all_end(batches)
+        return enumerate(batches, start=1)
+
+    def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""
+        arriving, last = iter(batches), None
+        while True:
+            batch = next(arriving, _END)
+            has_batch = torch.tensor([batch is not _END], dtype=torch.int64, device=self.trainer.device)
+            if sum_over_processes(has_batch) == 0:
+                return
+            if batch is not _END:
+                last = batch
+                yield batch
+                continue
+            with self.in_padding_batch():
+                yield last
+
+    def in_padding_batch(self) -> AbstractContextManager[None]:
+        """Return a context in which what is computed has no weight."""
+        return temporarily(self, is_padding_batch=True)
+
+    @contextmanager
+    def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
+        """Let an evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it.
+
+        Args:
+            names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
+        """
+        try:
+            with self.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
+                yield
+        except EvaluationInterrupted:
+            self.checkpoint_if_requested(Phase.EVALUATION)
+
+    # Training states
+
+    def checkpoint_if_requested(self, phase: Phase) -> None:
+        """Save what was requested: here, everything that the run consists of belongs to the same update.
+
+        Args:
+            phase: What comes next.
+        """
+        self.checkpointer.next_phase = phase
+        if self.rank_sync.is_pending:
+            self.checkpointer.checkpoint(self.trainer, self.call)
+
+    def _resume_steps(self, train_dl: SizedIterable) -> None:
+        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
+        resumption, trainer = self.resumption, self.trainer
+        phase = resumption.resume_steps(
+            trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_skipped, steps=steps)
+        )
+        if phase is Phase.INTERMEDIATE_EVALUATION:
+            with temporarily(self.checkpointer, is_between_steps=True):
+                try:
+                    trainer.run_evaluation_epoch(is_intermediate=True, eval_names=resumption.interrupted_sets(trainer))
+                except EvaluationInterrupted:
+                    self.checkpoint_if_requested(Phase.STEP)

@@ -1,0 +1,254 @@
+"""What a trainer is made with, and what each of its runs is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch.optim import Optimizer
+
+from pa_core import _accelerate
+from pa_core._attributes import temporarily
+from pa_core.data.evaluation_sets import EvaluationSets
+from pa_core.data.loaders import Loaders
+from pa_core.distributed.rank_sync import RankSync
+from pa_core.engine.added_modules import AddedModules
+from pa_core.engine.dry_run import attributes_kept, left_as_it_was
+from pa_core.engine.exchange import Alone, Exchange
+from pa_core.engine.optimizer_modes import OptimizerModes
+from pa_core.engine.parts import Part
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import TrainerRunConfig
+from pa_core.sharding.sharding_plan import ShardingSettings
+from pa_core.tracking import InMemoryRunHistory, StepMeans
+from pa_core.training_state.checkpointer import Checkpointer
+from pa_core.training_state.progress import Progress
+from pa_core.training_state.resume import ResumePlan
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.types import SupportsStateDict
+from pa_distributed import HangDetector
+
+if TYPE_CHECKING:  # few runs need it, and the import of the others takes no time for it
+    from pa_core.engine.fitting import BatchSizeFitting
+
+RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
+
+
+class Setup:
+    """What a trainer is made with, for all of its runs.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        watch: Ends all processes if one waits for another one for too long.
+        sharding: How models are split over the processes, None where they are not.
+        reproducible: Whether runs are bit-for-bit identical on any number of processes.
+
+    Attributes:
+        accelerator: As passed.
+        num_processes: The number of processes.
+        device: The device of this process.
+        watch: As passed.
+        sharding: As passed.
+        reproducible: As passed.
+        exchange: What makes one update of what the processes have computed.
+        loaders: Makes and splits loaders.
+        checkpointer: Saves training states.
+        added: The modules that are trained with the model.
+        optimizer_modes: Which optimizers are in training mode and have another one.
+        makes_optimizer: Whether a run makes the optimizer, if there is none.
+        turn: Empty while a run is in progress. A list, as its ``pop`` gives one of two threads its item.
+    """
+
+    def __init__(
+        self,
+        accelerator: _accelerate.AcceleratorLike,
+        watch: HangDetector,
+        sharding: ShardingSettings | None,
+        reproducible: bool = False,
+    ) -> None:
+        self.accelerator = accelerator
+        self.num_processes: int = accelerator.num_processes
+        self.device: torch.device = _accelerate.device_of(accelerator)
+        self.watch = watch
+        self.sharding = sharding
+        self.reproducible = reproducible
+        self.exchange: Exchange = Alone()
+        self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
+        self.checkpointer: Checkpointer = Checkpointer()
+        self.added: AddedModules = AddedModules()
+        self.optimizer_modes: OptimizerModes = OptimizerModes()
+        self.makes_optimizer: bool = False
+        self.turn: list[None] = [None]
+
+
+class RunState:
+    """What a run is made of, and how far it has come. The state of the last run stays until the next one begins.
+
+    Args:
+        setup: What the trainer is made with.
+        parts: What the run trains, by the name of the optimizer.
+        eval_sets: What the run evaluates.
+
+    Attributes:
+        setup: As passed.
+        parts: As passed.
+        eval_sets: As passed.
+        exchange: What makes one update of what the processes have computed.
+        checkpointer: Saves training states.
+        means: The means of the epoch so far: of its losses, and of what its steps have logged.
+        progress: How far the run has come.
+        rank_sync: What the processes decide together.
+        resumption: Where the run began.
+        fitting: What chooses batch sizes by the memory, None in other runs.
+        running: What kind of run is in progress, None when it is over.
+        contexts: What ends with the run.
+        placed: What makes the models what they were before the run.
+        gradient_clip_norm: The argument of the run.
+        is_padding_batch: Whether the current batch is there for the other processes only.
+        last_batch: What may be the padding batch of a process that has no batch.
+        checked_steps: The default steps whose first batch was checked.
+    """
+
+    def __init__(self, setup: Setup, parts: Mapping[str, Part], eval_sets: EvaluationSets) -> None:
+        self.setup = setup
+        self.parts = parts
+        self.eval_sets = eval_sets
+        self.exchange: Exchange = setup.exchange
+        self.checkpointer: Checkpointer = setup.checkpointer
+        self.means: StepMeans = StepMeans(exact=setup.reproducible)
+        self.progress: Progress = Progress()
+        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, self.describe_course)
+        self.resumption: ResumePlan = ResumePlan(self.progress, setup.device, reproducible=setup.reproducible)
+        self.fitting: BatchSizeFitting | None = None
+        self.running: RunKind | None = None
+        self.contexts: ExitStack = ExitStack()
+        self.placed: ExitStack = ExitStack()
+        self.gradient_clip_norm: float | None = None
+        self.is_padding_batch: bool = False
+        self.last_batch: Any = None
+        self.checked_steps: set[str] = set()
+        setup.loaders.start_run()
+        setup.checkpointer.start_run(self)
+
+    def describe_course(self) -> dict[str, object]:
+        """Return what stays the same on all processes in the course of a run."""
+        return {}
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all processes have the buffers of the models in common: what the first one has, or their means.
+
+        Otherwise, each process keeps its own from the start of the training on.
+        """
+        return self.exchange.shares_buffers
+
+    @property
+    def scaler(self) -> SupportsStateDict | None:
+        """The gradient scaler of fp16."""
+        return self.setup.accelerator.scaler
+
+    def nominal_items(self) -> dict[str, float | None]:
+        """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
+        return {name: one.accumulation.reference_items for name, one in self.parts.items()}
+
+    def require_between_steps(self, what: str) -> None:
+        """Raise an error within a step of a reproducible run, as not all processes have as many steps.
+
+        Args:
+            what: What was called.
+
+        Raises:
+            ConfigurationError: A step is in progress.
+        """
+        if self.setup.reproducible and self.means.is_in_step and not self.checkpointer.is_between_steps:
+            raise ConfigurationError(
+                f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
+                "samples it would see follows their number.",
+                do="Call it between two updates, or log the mean of each batch with log(name, value).",
+            )
+
+    def make_run_config(
+        self, run: ResumableRun, numbers: tuple[int, int, int, int | None, float | None]
+    ) -> TrainerRunConfig:
+        """Describe a run, from what was requested and from the loaders that were made.
+
+        Args:
+            run: The run, with its loaders.
+            numbers: The arguments of ``Trainer._create_run_config``, in their order.
+        """
+        batch_size, num_epochs, accumulation_steps, max_num_train_steps, clip_value = numbers
+        training = self.setup.loaders.settings("train", run.train_dataloader, batch_size)
+        evaluation = self.setup.loaders.settings("eval", run.eval_dataloader, batch_size)
+        updates_per_epoch, samples_per_update = 0, None
+        if self.running == "train":
+            samples_per_update = self.setup.loaders.samples_per_update
+            lengths = run.epoch_lengths
+            if max_num_train_steps is None:
+                max_num_train_steps = lengths.updates_before(num_epochs)
+            else:
+                num_epochs = lengths.epochs_for(max_num_train_steps)
+            updates_per_epoch = lengths.mean_updates(num_epochs)
+        processes = self.setup.num_processes
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=training.batch_size,
+            train_dl_kwargs=training.kwargs,
+            eval_per_device_batch_size=evaluation.batch_size,
+            eval_dl_kwargs=evaluation.kwargs,
+            gradient_accumulation_steps=accumulation_steps,
+            gradient_clip_value=clip_value,
+            train_total_batch_size=samples_per_update or training.batch_size * processes * accumulation_steps,
+            eval_total_batch_size=evaluation.batch_size * processes,
+            num_update_steps_per_epoch=updates_per_epoch,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=self.setup.accelerator.is_local_main_process,
+            is_world_process_zero=self.setup.accelerator.is_main_process,
+            is_distributed=processes > 1,
+            mixed_precision=_accelerate.computed_precision(self.setup.accelerator),
+            num_processes=processes,
+            gradient_clip_norm=self.gradient_clip_norm,
+            seed=self.resumption.seed,
+        )
+
+    def train_optimizers(self, optimizers: Iterable[Optimizer]) -> None:
+        """Put optimizers that have modes into training mode until the run ends.
+
+        Args:
+            optimizers: All optimizers of the run.
+        """
+        self.placed.callback(self.setup.optimizer_modes.end)
+        self.setup.optimizer_modes.train(optimizers)
+
+    def separate_means(self) -> AbstractContextManager[None]:
+        """Return a context in which losses and logged values belong to something else, such as an evaluation."""
+        return temporarily(self, means=StepMeans(exact=self.setup.reproducible))
+
+    @contextmanager
+    def kept(self, trainer: object) -> Generator[None]:
+        """Restore all attributes afterwards: of the trainer, of this and of what saves states, and the gradient scaler.
+
+        Args:
+            trainer: The trainer.
+        """
+        scaler = self.setup.accelerator.scaler
+        of_scaler = None if scaler is None else scaler.state_dict()
+        try:
+            with attributes_kept(trainer, self, self.checkpointer), self.separate_means():
+                yield
+        finally:
+            if scaler is not None and of_scaler is not None:
+                scaler.load_state_dict(of_scaler)
+
+    @contextmanager
+    def dry_run(self, trainer: ResumableRun, data: Sequence[object]) -> Generator[None]:
+        """Let runs leave no trace.
+
+        Args:
+            trainer: The trainer.
+            data: Loaders, and what they are made with.
+        """
+        with left_as_it_was(trainer, data), self.kept(trainer):
+            trainer.run_history = InMemoryRunHistory()
+            yield

@@ -1,0 +1,332 @@
+"""One update of the weights, from its first batch to its last event: what both ``Trainer`` and ``Run`` iterate over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+from torch import Tensor
+
+from pa_core import _accelerate
+from pa_core.engine.any_trainer import TrainerCallback
+from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.parts import Part, zero_loss_of_padding
+from pa_core.engine.session import Session
+from pa_core.errors import StopTrainingError
+from pa_core.steps.default_step import ITEMS, check_step_output, count_items, name_backward_pass
+from pa_core.training_state.progress import Phase
+from pa_core.types import SizedIterable
+
+__all__ = ["BEFORE_FIRST", "AnyUpdate", "Batches", "TrainerUpdate", "updates_of_epoch"]
+
+
+_STEP_START = TrainerCallback.on_train_step_start.__name__
+_STEP_END = TrainerCallback.on_train_step_end.__name__
+
+
+class Batches:
+    """The batches that are left of an epoch with their places, of which the next one can be looked for before its turn.
+
+    It is a context at whose end it forgets the loader: the traceback of an error would keep the workers alive.
+
+    Args:
+        batches: What is iterated over.
+    """
+
+    def __init__(self, batches: Iterable[tuple[MicroBatch, Any]]) -> None:
+        self._batches = iter(batches)
+        self._next: tuple[MicroBatch, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._batches, self._next = iter(()), None
+
+    def has_next(self) -> bool:
+        """Return whether there is another batch, which is fetched for it."""
+        if self._next is None:
+            self._next = next(self._batches, None)
+        return self._next is not None
+
+    def pop(self) -> tuple[MicroBatch, Any]:
+        """Return the next batch, and keep nothing of it."""
+        popped, self._next = self._next, None
+        return next(self._batches) if popped is None else popped
+
+
+BEFORE_FIRST = MicroBatch(0, 0.0, ends_group=False)
+"""The place before the first batch of an update."""
+
+
+class AnyUpdate:
+    """One update: its batches, the backward passes of their losses, and the step that changes the weights.
+
+    Args:
+        session: The run.
+        batches: The batches from this update on.
+
+    Attributes:
+        number: The number of the update in the run, counted from 1.
+        place: The place of the current batch in the update.
+    """
+
+    def __init__(self, session: Session, batches: Batches) -> None:
+        self._session = session
+        self._batches = batches
+        session.checkpointer.next_phase = None
+        self.number: int = session.progress.updates + 1
+        self.place: MicroBatch = BEFORE_FIRST
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the current batch is a padding batch: other processes have samples, and this one has none.
+
+        On several processes, the last batch of an epoch may have fewer samples than there are processes. Those without
+        a sample get a batch of another process, so that the session is the same on all of them. Its losses, and what is
+        logged for it, count for nothing, even if they are not finite.
+        """
+        return self.place.is_empty
+
+    @property
+    def is_at_last_batch(self) -> bool:
+        """Whether the current batch is the last one of the update, after which ``step`` can be called."""
+        return self.place.ends_group
+
+    # A batch
+
+    def _start_next_batch(self) -> Any:
+        """Begin the next batch; return what is computed with, None where nothing needs to be."""
+        self.place, batch = self._batches.pop()
+        session, place = self._session, self.place
+        session.progress.step = place.step
+        session.means.is_in_step = True
+        session.exchange.start_batch(place)
+        if place.is_empty:
+            return session.padding_batch(place) if session.has_padding_batches else None
+        if session.keeps_batch:
+            session.last_batch = batch
+        if _STEP_START in session.trainer.callback_handler.heard:
+            session.call(_STEP_START)
+        return batch
+
+    def _add_gradients(
+        self, part: Part, loss: Tensor | None, run_pass: Callable[[Tensor], None], samples: int, items: int | None
+    ) -> None:
+        """Add the gradients of a loss to the update, by its share; nothing where there is no loss.
+
+        In the last batch of an update, the gradients are exchanged.
+        """
+        place, accumulation, exchange = self.place, part.accumulation, self._session.exchange
+        if place.ends_group:
+            exchange.start_last_pass(part, overlaps=not place.some_are_empty)
+        if loss is None:
+            return
+        scaled = accumulation.scale_loss(loss, place, samples, items)
+        adds_nothing = accumulation.counts_nothing and not place.is_empty
+        if part.is_split or adds_nothing:
+            with part.passing(ends_update=place.ends_group, adds_nothing=adds_nothing):
+                run_pass(scaled)
+        else:
+            run_pass(scaled)
+
+    # The step
+
+    def _make_step(self, part: Part, *, at_once: bool, is_first: bool = True) -> bool:
+        """Update the weights by the gradients of the batches.
+
+        Args:
+            part: What is updated.
+            at_once: Whether to wait for the flags of the other processes, where they are read late.
+            is_first: Whether no other optimizer of the update has been stepped.
+
+        Returns:
+            Whether the update was made; False if the gradients overflowed in fp16.
+
+        Raises:
+            StopTrainingError: A process requested a stop.
+        """
+        session = self._session
+        progress = session.progress
+        progress.steps_in_epoch = progress.step
+
+        # agree: every process stops, saves or is preempted at the same update
+        own_items = part.accumulation.items
+        totals = session.exchange.finish(part, partial(session.rank_sync.local_flags, own_items))
+        items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
+        counts = part.accumulation
+        if own_items if totals is None else counts.counts_items is not False or counts.counts_samples:
+            counts.scale_gradients(part.parameters, items)
+
+        # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
+        scaler = session.setup.accelerator.scaler
+        overflowed = scaler is not None and _accelerate.unscale(scaler, *part.optimizers.values())
+        first_updates = session.own_steps.first_updates
+        if first_updates is not None:
+            first_updates.begin_update()
+            session.own_steps.require_positions(session.arguments.stepping)
+        try:
+            session.update_weights(part, overflowed)
+        except StopTrainingError as error:
+            session.rank_sync.ask_to_stop(error)
+        if first_updates is not None and not first_updates.end_update():
+            session.own_steps.stop()
+
+        # count
+        if is_first:
+            self._count_group(makes_update=not overflowed)
+        unchecked = session.checkpointer.unchecked_optimizers
+        if unchecked and not overflowed:
+            for name in unchecked & part.optimizers.keys():
+                session.checkpointer.check_optimizer(name, session.trainer)
+        return not overflowed
+
+    def _count_group(self, *, makes_update: bool) -> None:
+        """Move the samples of the group to the epoch and the clock, and count its update."""
+        progress, clock = self._session.progress, self._session.trainer.run_history.clock
+        clock.samples += progress.samples_in_group
+        progress.samples_in_epoch += progress.samples_in_group
+        progress.samples_in_group = 0
+        if makes_update:
+            progress.updates += 1
+            clock.update += 1
+
+    def _act_on(self, totals: Tensor, *, at_once: bool, may_stop: bool) -> Tensor:
+        """Do what any process requests, and return the items of the update."""
+        try:
+            return self._session.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
+        except StopTrainingError:
+            self._session.exchange.drop_update()
+            raise
+
+    def _finish(self, *, is_made: bool) -> None:
+        """End the update; the event of one that was made is called between two steps, where evaluations may come."""
+        session, means, checkpointer = self._session, self._session.means, self._session.checkpointer
+        samples = session.exchange.end_update()
+        if is_made:
+            if samples is not None:
+                means.count_samples(samples)
+            checkpointer.is_between_steps = True
+            try:
+                session.call(TrainerCallback.on_optimizer_step_end, update=session.progress.updates)
+            finally:
+                checkpointer.is_between_steps = False
+        means.end_step()
+
+
+class TrainerUpdate(AnyUpdate):
+    """An update of a trainer: iterate over it for its batches, call ``backward`` for those with samples, then ``step``.
+
+    Args:
+        session: The run.
+        batches: The batches from this update on.
+        part: What is trained.
+        run_pass: Runs the backward pass of a loss that was scaled to its share of the update.
+    """
+
+    def __init__(self, session: Session, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]) -> None:
+        super().__init__(session, batches)
+        self._part = part
+        self._run_pass = run_pass
+        self._samples = 0
+        self._items: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the batches of this process on the device; None where it has none and may leave it out."""
+        session = self._session
+        while True:
+            yield self._start_next_batch()
+            place = self.place
+            samples = place.global_samples or self._part.accumulation.last_batch_size * session.setup.num_processes
+            session.progress.samples_in_group += samples
+            if place.ends_group:
+                return
+            session.means.end_step()
+
+    def report(self, batch: Any, output: Mapping[str, Any]) -> Tensor:
+        """Report the loss of a step, and return it.
+
+        Args:
+            batch: The batch.
+            output: What ``calculate_train_batch_loss`` has returned.
+
+        Raises:
+            BatchOutputError: The output cannot be used.
+        """
+        session = self._session
+        loss = check_step_output(output, "calculate_train_batch_loss", trained=session.trainer.model)
+        self._items = count_items(output, "calculate_train_batch_loss") if ITEMS in output else None
+        self._samples = samples = output["batch_size"]
+        session.means.add(loss, samples if self._items is None else self._items, samples)
+        if _STEP_END in session.trainer.callback_handler.heard:
+            session.call(_STEP_END, batch=batch, batch_output=output, step=self.place.step)
+        return loss
+
+    def backward(self, loss: Tensor, batch: Any) -> None:
+        """Add the gradients of a loss to the update; nothing but the loss keeps the output of the step meanwhile.
+
+        Args:
+            loss: What ``report`` has returned.
+            batch: The batch, for messages.
+        """
+        session = self._session
+        first_updates = session.own_steps.first_updates
+        if first_updates is not None:
+            first_updates.before_backward()
+        try:
+            self._add_gradients(self._part, loss, self._run_pass, self._samples, self._items)
+        except RuntimeError as error:
+            callbacks = session.trainer.callback_handler.callbacks
+            name_backward_pass(error, batch, f"training step {self.place.step}", callbacks)
+            raise
+        if first_updates is not None:
+            first_updates.after_backward()
+
+    def follow_others(self, loss: Tensor | None) -> None:
+        """Go backward through a padding batch, as the other processes do through theirs, and add nothing.
+
+        Args:
+            loss: The loss of the batch, perhaps not finite; None where nothing was computed.
+        """
+        self._add_gradients(self._part, None if loss is None else zero_loss_of_padding(loss), self._run_pass, 0, None)
+
+    def step(self) -> None:
+        """Make the update, and call its event.
+
+        Raises:
+            StopTrainingError: A process requested a stop.
+        """
+        at_once = self._session.progress.samples_in_epoch == 0
+        self._finish(is_made=self._make_step(self._part, at_once=at_once))
+
+
+@contextmanager
+def updates_of_epoch(
+    session: Session, train_dl: SizedIterable, part: Part, run_pass: Callable[[Tensor], None]
+) -> Generator[Iterator[TrainerUpdate]]:
+    """Return the context of the updates that are left of an epoch; within it, iterate over them.
+
+    After each of them, a training state may be saved.
+
+    Args:
+        session: The run.
+        train_dl: The loader of the epoch.
+        part: What is trained.
+        run_pass: Runs the backward pass of a scaled loss.
+    """
+    with Batches(session.batches(train_dl)) as batches:
+        yield _updates(session, batches, part, run_pass)
+
+
+def _updates(
+    session: Session, batches: Batches, part: Part, run_pass: Callable[[Tensor], None]
+) -> Iterator[TrainerUpdate]:
+    checkpointer, rank_sync = session.checkpointer, session.rank_sync
+    progress, last = session.progress, session.trainer.run_config.max_num_train_steps
+    while progress.updates != last and batches.has_next():
+        yield TrainerUpdate(session, batches, part, run_pass)
+        checkpointer.next_phase = Phase.STEP
+        if rank_sync.is_pending:
+            session.checkpoint_if_requested(Phase.STEP)

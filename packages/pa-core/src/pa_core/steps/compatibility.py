@@ -1,0 +1,257 @@
+"""What is set of accelerate and torch that a run cannot follow: an error if results would differ, else a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pa_core import _accelerate
+from pa_core._tensors import is_sharded_module
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.steps.input_checks import check_precision_and_device
+from pa_core.user_warnings import warn_user
+
+_KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
+_ENGINE = "It brings its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
+_FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin."
+_FP8 = "Layers would not be converted. Use bf16."
+
+
+_OWN_LOADERS = (
+    "has no effect on the trainer's own loaders, whose order follows from the seed of the run. Accelerate applies it "
+    "where it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
+)
+
+
+def _unsupported(given: str, advice: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(f"{given} is not supported. {advice}")
+
+
+def create_accelerator(
+    create: Callable[[], _accelerate.AcceleratorLike], mixed_precision: str | None, cpu: bool | None
+) -> tuple[_accelerate.AcceleratorLike, dict[str, Any]]:
+    """Create the Accelerator of a trainer, in the requested precision and on the requested device.
+
+    Args:
+        create: ``Trainer.create_accelerator``, or an override of it.
+        mixed_precision: The argument of the trainer.
+        cpu: The argument of the trainer.
+
+    Returns:
+        The Accelerator, and the keyword arguments that it was made with.
+
+    Raises:
+        ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
+        ArgumentTypeError: ``cpu`` is not a bool.
+        UnsupportedConfigurationError: The environment requires what a run cannot do, or an earlier Accelerator has
+            fixed another precision or device for the whole process.
+    """
+    check_precision_and_device(mixed_precision, cpu)
+    _refuse_variables()
+    before = _accelerate.precision_of_process()
+    if mixed_precision is not None and before not in {None, mixed_precision}:
+        # Accelerate itself only compares what an Accelerator is made with, and not what it finds in the environment.
+        raise _conflict(f"mixed_precision={mixed_precision!r}")
+    try:
+        with _accelerate.launched_with(mixed_precision, cpu), _accelerate.noting_arguments() as arguments:
+            accelerator = create()
+    except ValueError as error:
+        conflict = re.search(r"already been initialized .* pass `(.+?)` to", str(error))
+        if conflict is None:
+            raise
+        raise _conflict(conflict[1]) from error
+    if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
+        asked, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
+    elif cpu and accelerator.device.type != "cpu":
+        asked, there = "cpu=True", f"the device {accelerator.device}"
+    else:
+        return accelerator, arguments
+    raise ConfigurationError(
+        f"{asked} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it in one place, and "
+        "leave it out in the other."
+    )
+
+
+def _refuse_variables() -> None:
+    """Plugins of accelerate set these variables too, and accelerate ignores some of them on a CPU."""
+    for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
+        if _is_true(variable):
+            raise _unsupported(f"{variable}={os.environ[variable]}", _ENGINE)
+    if _is_true("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION", "1") == "1":
+        raise _unsupported("ACCELERATE_USE_FSDP with FSDP_VERSION=1, the default,", _FSDP1)
+    if os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower() == "fp8":
+        raise _unsupported("ACCELERATE_MIXED_PRECISION=fp8", _FP8)
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in {"1", "true", "yes", "y", "on", "t"}
+
+
+def _conflict(asked: str) -> UnsupportedConfigurationError:
+    there = f"mixed_precision={_accelerate.precision_of_process()!r}"
+    return UnsupportedConfigurationError(
+        f"{asked} comes after {there}: accelerate has one precision and one device for each process, and an earlier "
+        f"trainer or run has chosen them. Pass the same here too, or train in a separate process."
+    )
+
+
+def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], model: nn.Module) -> None:
+    """Raise an error for an Accelerator or a model that a run cannot use; warn about settings without effect.
+
+    Args:
+        accelerator: The Accelerator of the trainer.
+        arguments: What it was made with, from ``create_accelerator``.
+        model: The model of the trainer.
+
+    Raises:
+        UnsupportedConfigurationError: The run would need another engine or fp8, its processes would not be connected,
+            or it would not do what a setting requires.
+    """
+    settings: Any = accelerator
+    processes, launched = accelerator.num_processes, _accelerate.launched_processes()
+    _require_no_other_engine(str(accelerator.distributed_type.value), arguments)
+    if launched > 1 and processes == 1:
+        raise UnsupportedConfigurationError(
+            f"WORLD_SIZE={launched}, while accelerate runs 1 process: each of the launched processes would train by "
+            "itself. Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, or start "
+            "the script without the launcher."
+        )
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    plugin = _accelerate.sharding_plugin(accelerator, arguments)
+    if accelerator.mixed_precision == "fp8":
+        raise _unsupported("mixed_precision='fp8'", _FP8)
+    if handler is not None and "power_sgd" in str(handler.comm_hook.value):
+        raise _unsupported(f"comm_hook={handler.comm_hook.name}", "Use BF16 or FP16, which send half as much.")
+    if plugin is not None and plugin.fsdp_version == 1:
+        raise _unsupported("FullyShardedDataParallelPlugin(fsdp_version=1)", _FSDP1)
+    if plugin is not None and _accelerate.computed_precision(accelerator) == "fp16":
+        raise _unsupported("mixed_precision='fp16' with FSDP", "Its gradients would not be scaled. Use bf16.")
+    _require_data_parallel(_accelerate.parallelism_config(accelerator, arguments), processes, plugin is not None)
+    if not settings.device_placement:
+        raise _unsupported("device_placement=False", "Leave it out, and choose the device when launching.")
+    # Accelerate takes the argument and ignores it; only that of DataLoaderConfiguration has an effect.
+    if processes > 1 and (settings.split_batches or arguments.get("split_batches") is True):
+        advice = f"Leave it out, and divide per_device_batch_size by {processes}."
+        raise _unsupported(f"split_batches=True on {processes} processes", advice)
+    require_usable_model(model)
+    _warn_of_ignored_settings(accelerator)
+
+
+def _require_no_other_engine(kind: str, arguments: dict[str, Any]) -> None:
+    for argument in _accelerate.OTHER_ENGINES:
+        if arguments.get(argument) is not None:
+            raise _unsupported(f"{argument}={type(arguments[argument]).__name__}(...)", _ENGINE)
+    if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
+        raise _unsupported(f"The distributed type {kind}", _ENGINE)
+
+
+def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -> None:
+    """Accelerate itself checks a ``ParallelismConfig`` on an accelerator only."""
+    if parallelism is None:
+        return
+    sizes = {name: int(getattr(parallelism, f"{name}_size")) for name in _KINDS_OF_PARALLELISM}
+    given = f"ParallelismConfig({', '.join(f'{name}_size={size}' for name, size in sizes.items() if size > 1)})"
+    if any(sizes[name] > 1 for name in ("tp", "cp", "sp")):
+        raise _unsupported(
+            given,
+            "Samples are divided over all processes: leave out tensor, context and sequence parallelism, and let "
+            "dp_shard_size take their processes.",
+        )
+    # With neither of them, accelerate means as many replicas as there are processes.
+    is_of_others = parallelism.total_size not in {1, processes}
+    if is_of_others or (is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1):
+        raise _unsupported(
+            f"{given} on {processes} processes{' with FSDP' if is_sharded else ''}",
+            f"Set dp_replicate_size x dp_shard_size = {processes}, and with FSDP dp_shard_size > 1.",
+        )
+
+
+def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Warn about each setting that has no effect on a run, with what does the same here."""
+    settings: Any = accelerator
+    loading, accumulating = settings.dataloader_config, settings.gradient_state
+    computed, steps = _accelerate.computed_precision(accelerator), accelerator.gradient_accumulation_steps
+    is_scaled = accelerator.scaler is not None
+    data_seed = getattr(loading, "data_seed", None)
+    project = cast("dict[str, object]", vars(settings.project_configuration)).values()
+    ignored = {
+        f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
+        f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'.": (
+            computed != accelerator.mixed_precision
+        ),
+        f"GradScalerKwargs have no effect in {computed!r}.": settings.scaler_handler is not None and not is_scaled,
+        f"gradient_accumulation_steps={steps} of accelerate has no effect. Pass it to train(), or to Run.": steps != 1,
+        "sync_with_dataloader=False has no effect.": not accumulating.sync_with_dataloader,
+        "sync_each_batch=True has no effect.": accumulating.plugin_kwargs.get("sync_each_batch"),
+        f"dispatch_batches={loading.dispatch_batches} {_OWN_LOADERS}": loading.dispatch_batches is not None,
+        f"use_seedable_sampler=True {_OWN_LOADERS}": loading.use_seedable_sampler,
+        f"data_seed={data_seed} {_OWN_LOADERS}": data_seed,
+        f"rng_types={settings.rng_types} {_OWN_LOADERS}": settings.rng_types != ["generator"],
+        "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback.": settings.log_with,
+        "project_dir and project_config have no effect: what saves takes its folder as an argument.": any(project),
+        "step_scheduler_with_optimizer=False has no effect. Override scheduler_step() to step otherwise.": (
+            not settings.step_scheduler_with_optimizer
+        ),
+        "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra.": settings.profile_handler,
+    }
+    for text, is_set in ignored.items():
+        if is_set:
+            warn_user(text)
+
+
+def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Raise an error if accelerate would give some processes more batches, for which others would wait.
+
+    Args:
+        accelerator: The Accelerator of the trainer.
+
+    Raises:
+        UnsupportedConfigurationError: ``even_batches=False`` is set.
+    """
+    settings: Any = accelerator
+    if not settings.even_batches:
+        raise _unsupported(
+            "even_batches=False with a custom DataLoader on several processes",
+            "Some would wait forever. Leave it out, or let the trainer make the loader from the dataset.",
+        )
+
+
+def require_usable_model(model: nn.Module) -> None:
+    """Raise an error for a model that was wrapped for several processes before the trainer got it.
+
+    Args:
+        model: The user's module, which ``torch.distributed.fsdp.fully_shard`` may have sharded.
+
+    Raises:
+        UnsupportedConfigurationError: It is wrapped in ``DistributedDataParallel`` or in FSDP1.
+    """
+    given = f"{type(model).__name__}, in which there is a"
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        advice = "Pass the module inside, and DistributedDataParallelKwargs to the Accelerator."
+        raise _unsupported(f"{given} DistributedDataParallel,", advice)
+    # Where the module is not imported, nothing is wrapped in its classes; importing it here would cost a second.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        advice = "It is the first version of FSDP. Shard the model with torch.distributed.fsdp.fully_shard."
+        raise _unsupported(f"{given} FullyShardedDataParallel,", advice)
+
+
+def require_whole_model(model: nn.Module) -> None:
+    """Raise an error for a module that was wrapped for several processes, or split over them.
+
+    Args:
+        model: The user's module.
+
+    Raises:
+        UnsupportedConfigurationError: It is not a whole module on this process.
+    """
+    require_usable_model(model)
+    if is_sharded_module(model):
+        given = f"{type(model).__name__} with parameters that are split over processes (DTensor), as an added module,"
+        raise _unsupported(given, "Pass the whole module; for several sharded models, use Run.")

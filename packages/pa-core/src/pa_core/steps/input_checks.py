@@ -1,0 +1,357 @@
+"""Checks of what users pass to a trainer, which raise an error if it cannot work or would train nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pa_core._tensors import parameters_of
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+
+
+def check_trainer_arguments(model: object, loss_func: object, optimizer: object) -> None:
+    """Raise an error for a class instead of its instance, a name instead of the object, and swapped arguments.
+
+    Args:
+        model: The model of the trainer.
+        loss_func: Its loss function, or None.
+        optimizer: Its optimizer, or None.
+
+    Raises:
+        ArgumentTypeError: One of them is something else.
+    """
+    check_kind_of_module(model, "model")
+    if _is_optimizer(loss_func):
+        raise ArgumentTypeError(
+            "The loss function is an optimizer.",
+            given=f"loss_func={_short(loss_func)}, optimizer={_short(optimizer)}",
+            do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
+        )
+    if loss_func is not None:
+        _refuse_class(loss_func, "loss_func", "loss function", "")
+    if loss_func is not None and not callable(loss_func):
+        is_name = isinstance(loss_func, str)
+        raise ArgumentTypeError(
+            f"The loss function {'is a string' if is_name else 'cannot be called'}.",
+            given=f"loss_func={loss_func!r}" if is_name else f"a loss_func of type {type(loss_func).__name__}",
+            do="Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss()."
+            if is_name
+            else "Pass the function itself, not what it returned.",
+        )
+    if optimizer is not None:
+        check_kind_of_optimizer(optimizer)
+
+
+def check_reproducible(reproducible: object) -> None:
+    """Raise an error for an unknown way to be reproducible.
+
+    Args:
+        reproducible: What was passed.
+
+    Raises:
+        ConfigurationError: There is no such way.
+    """
+    if reproducible not in (None, "any_processes"):
+        raise ConfigurationError(f'reproducible must be "any_processes" or None, got {reproducible!r}.')
+
+
+def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
+    """Raise an error for an unknown mixed precision, and a ``cpu`` that is not a bool.
+
+    Args:
+        mixed_precision: The argument of the trainer, or None.
+        cpu: The argument of the trainer, or None.
+
+    Raises:
+        ConfigurationError: The precision is none that a trainer knows.
+        ArgumentTypeError: ``cpu`` is neither a bool nor None.
+    """
+    if mixed_precision is not None and mixed_precision not in ("no", "bf16", "fp16"):
+        raise ConfigurationError(
+            "mixed_precision must be 'no' (for float32), 'bf16', 'fp16', or None for what the script was launched "
+            f"with, got {mixed_precision!r}."
+        )
+    if cpu is not None and not isinstance(cpu, bool):
+        raise ArgumentTypeError(
+            f"cpu must be True, or None for the device that the script was launched on, got {cpu!r}."
+        )
+
+
+def refuse_run_within_run(name: str, running: str | None) -> None:
+    """Raise an error if another run of the same trainer is in progress, which a new one would overwrite.
+
+    Args:
+        name: The method that was called: ``"train"``, ``"evaluate"`` or ``"predict"``.
+        running: The method that is in progress, None if there is none.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    if running is None:
+        return
+    do = f"Call {name}() after {running}() has returned."
+    if running == "predict":
+        do = "Call close() on what predict() returned, or take its last batch before."
+    elif running == "train" and name == "evaluate":
+        do = (
+            "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
+            "Give other datasets to train() by name, such as eval_dataset={'val': ..., 'test': ...}."
+        )
+    raise ConfigurationError(
+        "A trainer has one run at a time.",
+        given=f"{name}() within {running}()",
+        do=f"{do} Give each thread its own trainer and model.",
+    )
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Raise an error for an optimizer that would train nothing, silently: one of another model.
+
+    Args:
+        model: The model that is to be trained.
+        optimizer: What was given to the trainer.
+
+    Raises:
+        ConfigurationError: There is no optimizer, or it holds none of the model's parameters.
+    """
+    if optimizer is None:
+        raise ConfigurationError(
+            "There is no optimizer to train with.",
+            given="optimizer=None",
+            do="Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        )
+    of_model = {id(parameter) for parameter in model.parameters()}
+    of_optimizer = [id(parameter) for parameter in parameters_of(optimizer)]
+    if not of_model:
+        raise ConfigurationError(
+            "The model has no parameters, so that nothing would be trained.",
+            given=f"{type(model).__name__} without parameters",
+            do="Register the parts of the model with it: as attributes, or in nn.ModuleList instead of a list.",
+        )
+    if of_model.isdisjoint(of_optimizer):
+        raise ConfigurationError(
+            "The optimizer holds none of the model's parameters, so that nothing would be trained.",
+            given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
+            do="Create the optimizer from model.parameters(), after replacing parts of the model.",
+        )
+
+
+def require_step_without_closure(optimizer: Optimizer) -> None:
+    """Raise an error for an optimizer that computes losses by itself where nothing gives it a function for that.
+
+    Args:
+        optimizer: The optimizer.
+
+    Raises:
+        ConfigurationError: Its ``step`` needs an argument.
+    """
+    # A scheduler of torch replaces the method by a function that has the signature of the unbound one.
+    if any(name != "self" for name in required_arguments(optimizer.step)):
+        name = type(optimizer).__name__
+        raise ConfigurationError(
+            "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
+            given=f"{name}, whose step(closure) needs its argument",
+            do="Train with a subclass of Trainer whose optimizer_step() calls self.optimizer.step(closure): closure() "
+            "clears the gradients, calculates the loss of the batch, calls loss.backward() and returns the loss.",
+        )
+
+
+def check_optimizer_factory(factory: object, optimizer: object) -> None:
+    """Raise an error for an optimizer in the place of a function that makes one, and both of them.
+
+    Args:
+        factory: What was given as ``create_optimizer_fn``, or None.
+        optimizer: What was given as ``optimizer``, or None.
+
+    Raises:
+        ArgumentTypeError: It is not a function.
+        ConfigurationError: There is an optimizer already.
+    """
+    if factory is None:
+        return
+    if _is_optimizer(factory) or not callable(factory):
+        raise ArgumentTypeError(
+            "create_optimizer_fn is not a function of the model.",
+            given=f"create_optimizer_fn={_short(factory)}",
+            do="Pass lambda model: torch.optim.AdamW(model.parameters()), or an optimizer as optimizer.",
+        )
+    if optimizer is not None:
+        raise ConfigurationError(
+            "There are an optimizer and create_optimizer_fn, which makes one. Pass optimizer=None, or leave "
+            "create_optimizer_fn out."
+        )
+
+
+def check_scheduler_factory(factory: object) -> None:
+    """Raise an error for a scheduler instead of its factory; it may be callable, but not with an optimizer.
+
+    Args:
+        factory: What was given as ``create_scheduler_fn``.
+
+    Raises:
+        ArgumentTypeError: It is not a factory.
+    """
+    if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
+        name = type(factory).__name__
+        raise ArgumentTypeError(
+            "create_scheduler_fn is not a function.",
+            given=f"an instance of {name}",
+            do=f"Pass functools.partial({name}, ...) or lambda optimizer: {name}(optimizer, ...).",
+        )
+
+
+def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
+    """Raise an error for what a factory returned, if it would change no rate of the run.
+
+    Without a return statement, that is None; timm's ``create_scheduler_v2`` returns a tuple.
+
+    Args:
+        scheduler: What the factory returned.
+        optimizer: What the factory was called with.
+
+    Raises:
+        ArgumentTypeError: It is None or a tuple.
+        ConfigurationError: It has an optimizer, and that one has none of the same parameters.
+    """
+    if scheduler is None or isinstance(scheduler, tuple):
+        returned = "None" if scheduler is None else "a tuple"
+        raise ArgumentTypeError(
+            f"create_scheduler_fn returned {returned}. Return the scheduler alone, for example with lambda optimizer: "
+            "create(optimizer)[0], or leave create_scheduler_fn out."
+        )
+    other: object = getattr(scheduler, "optimizer", None)
+    if not isinstance(other, Optimizer):
+        return
+    if {id(one) for one in parameters_of(optimizer)}.isdisjoint(id(one) for one in parameters_of(other)):
+        raise ConfigurationError(
+            "create_scheduler_fn made a scheduler of another optimizer, which would change nothing of this run.",
+            given=f"{type(scheduler).__name__} of an optimizer with other parameters",
+            do=f"Pass lambda optimizer: {type(scheduler).__name__}(optimizer, ...).",
+        )
+
+
+def require_evaluation_data(data: object) -> None:
+    """Raise an error for ``evaluate()`` without data to evaluate.
+
+    Args:
+        data: What was passed, or is there from the run before.
+
+    Raises:
+        ConfigurationError: There is nothing.
+    """
+    if data is None:
+        raise ConfigurationError(
+            "evaluate() has no dataset, and the trainer has no evaluation dataset from train(). Call evaluate(dataset)."
+        )
+
+
+def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
+    """Raise an error for a sanity evaluation of nothing.
+
+    Args:
+        num_batches: How many batches are to be evaluated before the first epoch.
+        eval_dataset: What was passed to ``train()``.
+
+    Raises:
+        ConfigurationError: There is no evaluation dataset.
+    """
+    if num_batches and eval_dataset is None:
+        raise ConfigurationError(
+            f"sanity_eval_steps={num_batches} has nothing to evaluate. Pass eval_dataset, or leave sanity_eval_steps "
+            "out."
+        )
+
+
+def require_evaluation_loader(loader: object) -> None:
+    """Raise an error for a run that evaluates within its epochs, and has nothing to evaluate.
+
+    Args:
+        loader: The loader, None in a run that does not evaluate.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if loader is None:
+        raise ConfigurationError(
+            "The run has no evaluation dataset to evaluate. Pass one, or remove the callback that evaluates."
+        )
+
+
+def check_kind_of_module(module: object, argument: str) -> None:
+    """Raise an error for anything but a module.
+
+    Args:
+        module: What was given.
+        argument: What the argument is called: "model", or "module".
+
+    Raises:
+        ArgumentTypeError: It is a class, or something else.
+    """
+    if isinstance(module, nn.Module):
+        return
+    _refuse_class(module, argument, argument, "...")
+    raise ArgumentTypeError(f"The {argument} must be a torch.nn.Module, got one of type {type(module).__name__}.")
+
+
+def check_kind_of_optimizer(optimizer: object) -> None:
+    """Raise an error for anything but an optimizer.
+
+    Raises:
+        ArgumentTypeError: It is a class, or something else.
+    """
+    if isinstance(optimizer, Optimizer):
+        return
+    _refuse_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
+    # Optimizers of other libraries need not derive from torch's.
+    if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
+        is_name = isinstance(optimizer, str)
+        raise ArgumentTypeError(
+            "The optimizer is not an optimizer.",
+            given=f"optimizer={optimizer!r}" if is_name else f"an optimizer of type {type(optimizer).__name__}",
+            do="Pass an optimizer of the model's parameters, for example "
+            "optimizer=torch.optim.SGD(model.parameters(), lr=0.1).",
+        )
+
+
+def required_arguments(function: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments that have to be given.
+
+    Raises:
+        TypeError: Its signature cannot be told.
+        ValueError: As above.
+
+    Example:
+        >>> required_arguments(lambda metric, epoch=None, *others, **more: None)
+        ['metric']
+    """
+    parameters = inspect.signature(function).parameters.values()
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+
+
+def _is_optimizer(value: object) -> bool:
+    return isinstance(value, Optimizer) or (isinstance(value, type) and issubclass(value, Optimizer))
+
+
+def _refuse_class(value: object, argument: str, noun: str, arguments: str) -> None:
+    if isinstance(value, type):
+        name = _qualified(value)
+        raise ArgumentTypeError(
+            f"The {noun} is a class.", given=f"{argument}={name}", do=f"Create it: {argument}={name}({arguments})."
+        )
+
+
+def _short(value: object) -> str:
+    if value is None or isinstance(value, type):
+        return value.__name__ if value else "None"
+    return f"{type(value).__name__}(...)"
+
+
+def _qualified(kind: type) -> str:
+    """The name under which scripts know a class: names of torch's classes begin with nn or torch.optim."""
+    if getattr(nn, kind.__name__, None) is kind:
+        return f"nn.{kind.__name__}"
+    return f"torch.optim.{kind.__name__}" if kind.__module__.startswith("torch.optim") else kind.__name__

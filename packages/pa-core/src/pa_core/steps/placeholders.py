@@ -1,0 +1,270 @@
+"""Numbers that are known only once a run starts, for use in the arguments of a scheduler factory.
+
+To a type checker a placeholder is an ``int``, so that it fits wherever a scheduler takes one. At run time it
+is not a number: arithmetic builds an expression, and anything that needs the number now raises an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar, cast
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.steps.input_checks import check_scheduler, check_scheduler_factory
+
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": lambda left, right: left / right,
+    "//": lambda left, right: left // right,
+}
+
+if TYPE_CHECKING:
+    _Unresolved = int
+else:
+
+    class _Unresolved:
+        """Raises an error when a number is needed: a wrong one would train silently with a wrong schedule."""
+
+        __array_ufunc__ = None  # or a numpy array would become an array of expressions
+
+        def _refuse(self, *_operands: object) -> NoReturn:
+            raise ArgumentTypeError(
+                f"{self} is not a number yet: it gets its value when a run starts. Pass a functools.partial with it as "
+                "create_scheduler_fn, or override create_scheduler()."
+            )
+
+        __int__ = __float__ = __complex__ = __index__ = __bool__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
+        __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _refuse
+
+
+_Operator: TypeAlias = "Callable[[_Arithmetic, float], PlaceholderExpression]"
+
+
+def _operator(symbol: str, *, is_swapped: bool = False) -> _Operator:
+    """Return a method that writes an operation down, or leaves the operand that is not a number to Python's error."""
+
+    def write_down(self: _Arithmetic, other: float, /) -> PlaceholderExpression:
+        if not isinstance(other, numbers.Real | _Arithmetic):
+            return cast("PlaceholderExpression", NotImplemented)
+        left, right = (other, self) if is_swapped else (self, other)
+        return PlaceholderExpression(symbol, left, right)
+
+    return write_down
+
+
+class _Arithmetic(_Unresolved):
+    """Builds an expression from each of ``+ - * / //`` with a number or another placeholder."""
+
+    __add__: ClassVar[_Operator] = _operator("+")
+    __radd__: ClassVar[_Operator] = _operator("+", is_swapped=True)
+    __sub__: ClassVar[_Operator] = _operator("-")
+    __rsub__: ClassVar[_Operator] = _operator("-", is_swapped=True)
+    __mul__: ClassVar[_Operator] = _operator("*")
+    __rmul__: ClassVar[_Operator] = _operator("*", is_swapped=True)
+    __truediv__: ClassVar[_Operator] = _operator("/")
+    __rtruediv__: ClassVar[_Operator] = _operator("/", is_swapped=True)
+    __floordiv__: ClassVar[_Operator] = _operator("//")
+    __rfloordiv__: ClassVar[_Operator] = _operator("//", is_swapped=True)
+
+    @override
+    def __neg__(self) -> PlaceholderExpression:
+        return self * -1
+
+    def resolve(self, values: Mapping[str, float]) -> float:
+        """Return the number that this stands for.
+
+        Args:
+            values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
+
+        Returns:
+            An int where Python's own arithmetic on the same numbers gives one: ``/`` always gives a float.
+
+        Raises:
+            ConfigurationError: ``values`` lacks a placeholder that is needed.
+            ZeroDivisionError: The expression divides by zero.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class PlaceholderExpression(_Arithmetic):
+    """The result of arithmetic on placeholders, worked out by the trainer when the run starts.
+
+    Made by writing the arithmetic down, not by calling this class.
+
+    Attributes:
+        symbol: One of ``+ - * / //``.
+        left: The operand before the symbol.
+        right: The operand after it.
+
+    Example:
+        >>> expression = TrainerPlaceholderValues.NUM_EPOCHS * 2 + 1
+        >>> expression
+        ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1)
+        >>> expression.resolve({"num_epochs": 5})
+        11
+        >>> range(expression)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet: ...
+    """
+
+    symbol: str
+    left: float
+    right: float
+
+    @override
+    def resolve(self, values: Mapping[str, float]) -> float:
+        left, right = (one.resolve(values) if isinstance(one, _Arithmetic) else one for one in (self.left, self.right))
+        try:
+            return _OPERATIONS[self.symbol](left, right)
+        except ZeroDivisionError:
+            raise ZeroDivisionError(f"{self} divides by zero: {left} {self.symbol} {right}") from None
+
+    @override
+    def __repr__(self) -> str:
+        return f"({self.left} {self.symbol} {self.right})"
+
+
+class TrainerPlaceholderValues(_Arithmetic, Enum):
+    """Numbers of a run that a learning rate schedule may depend on.
+
+    The trainer replaces them in the arguments of a ``functools.partial`` that is given as
+    ``create_scheduler_fn``. They can be combined with numbers and with each other by ``+ - * / //``.
+
+    Attributes:
+        NUM_EPOCHS: Epochs of the run.
+        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in one epoch, which is how often a scheduler is stepped;
+            the same on any number of processes.
+        TRAIN_DATALOADER_LEN: Training batches of one process in one epoch.
+        EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
+        PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``: each process
+            takes part in each update.
+
+    Example:
+        >>> from functools import partial
+        >>> from torch.optim.lr_scheduler import StepLR
+        >>> seven_epochs = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 7
+        >>> create_scheduler_fn = partial(StepLR, step_size=seven_epochs)
+        >>> resolve_placeholders(create_scheduler_fn, {"num_update_steps_per_epoch": 10}).keywords
+        {'step_size': 70}
+    """
+
+    _value_: str
+    NUM_EPOCHS = "num_epochs"
+    NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
+    TRAIN_DATALOADER_LEN = "train_dataloader_len"
+    EVAL_DATALOADER_LEN = "eval_dataloader_len"
+    PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
+
+    @classmethod
+    def placeholder_set(cls) -> set[str]:
+        """Return the names of all placeholders.
+
+        Example:
+            >>> sorted(TrainerPlaceholderValues.placeholder_set())[:2]
+            ['EVAL_DATALOADER_LEN', 'NUM_EPOCHS']
+        """
+        return set(cls.__members__)
+
+    @override
+    def resolve(self, values: Mapping[str, float]) -> float:
+        if self._value_ not in values:
+            raise ConfigurationError(
+                f"{self} has no value in this run, only values for {', '.join(values) or 'nothing'}. Use another, or "
+                "give the run what this one counts, such as a Trainer's eval_dataset."
+            )
+        return values[self._value_]
+
+
+_FactoryT = TypeVar("_FactoryT")
+_SchedulerT = TypeVar("_SchedulerT")
+
+
+def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:
+    """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
+
+    Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them.
+    What was given is left as it was, so that it serves the next run too. A whole number becomes an int, even if a float
+    has scaled it; a fraction, where something is divided by a placeholder, stays a float.
+
+    Args:
+        factory: A partial, or any other factory, which comes back unchanged.
+        values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
+
+    Returns:
+        A partial of the same function without placeholders.
+
+    Raises:
+        ConfigurationError: ``values`` lacks a placeholder that is used.
+        ZeroDivisionError: An expression divides by zero.
+
+    Example:
+        >>> factory = partial(dict, epochs=[1, TrainerPlaceholderValues.NUM_EPOCHS // 2])
+        >>> resolve_placeholders(factory, {"num_epochs": 9})()
+        {'epochs': [1, 4]}
+    """
+    return cast("_FactoryT", _resolve(factory, values)) if isinstance(factory, partial) else factory
+
+
+def create_scheduler(
+    factory: Callable[[Optimizer], _SchedulerT], optimizer: Optimizer, values: Mapping[str, float]
+) -> _SchedulerT:
+    """Create the scheduler of an optimizer, with the placeholders of its factory replaced.
+
+    Args:
+        factory: Called with the optimizer.
+        optimizer: The optimizer.
+        values: As for ``resolve_placeholders``.
+
+    Raises:
+        ArgumentTypeError: What was given is not a factory, or it returned no scheduler.
+        ConfigurationError: As ``resolve_placeholders``, or the scheduler is one of another optimizer.
+        ZeroDivisionError: As ``resolve_placeholders``.
+    """
+    check_scheduler_factory(factory)
+    scheduler = resolve_placeholders(factory, values)(optimizer)
+    check_scheduler(scheduler, optimizer)
+    return scheduler
+
+
+def _resolve(value: Any, values: Mapping[str, float]) -> Any:
+    """Return ``value`` with every placeholder in it replaced."""
+    if isinstance(value, _Arithmetic):
+        number = value.resolve(values)
+        # torch's schedulers take no float for a count, and no int for a fraction
+        return int(number) if float(number).is_integer() and not _divides_by_placeholder(value) else number
+    if isinstance(value, partial):
+        function: Callable[..., object] = value.func
+        arguments = [_resolve(item, values) for item in value.args]
+        keywords = {key: _resolve(item, values) for key, item in value.keywords.items()}
+        return partial(function, *arguments, **keywords)
+    if isinstance(value, dict):
+        resolved = copy.copy(cast("dict[object, object]", value))
+        resolved.update((key, _resolve(item, values)) for key, item in resolved.items())
+        return resolved
+    if isinstance(value, list | tuple):
+        sequence = cast("Sequence[object]", value)
+        items = [_resolve(item, values) for item in sequence]
+        make: Any = getattr(sequence, "_make", type(sequence))  # how a named tuple is made from an iterable
+        return make(items)
+    return value
+
+
+def _divides_by_placeholder(operand: object) -> bool:
+    """Whether a number is not a count even where it is whole."""
+    if not isinstance(operand, PlaceholderExpression):
+        return False
+    divides = operand.symbol == "/" and isinstance(operand.right, _Arithmetic)
+    return divides or _divides_by_placeholder(operand.left) or _divides_by_placeholder(operand.right)
