@@ -58,8 +58,7 @@ class ArgumentTypeError(ExplainedError, TypeError):
         >>> Trainer(None, None, None, callbacks=3)
         Traceback (most recent call last):
         ...
-        pa_core.errors.ArgumentTypeError: This is not a model.
-          ...
+        pa_core.errors.ArgumentTypeError: The model must be a torch.nn.Module, got one of type NoneType.
     """
 
 
