@@ -53,7 +53,7 @@ TESTED_IN = {
     "best": "sharding/test_sharded_checkpoints.py::test_the_best_model_is_loaded_at_the_end",
     "checkpoint": "sharding/test_sharded_checkpoints.py::test_a_checkpoint_is_that_of_the_whole_model",
     "exported": "sharding/test_sharded_checkpoints.py::test_an_export_is_that_of_the_whole_model",
-    "resumed": "training_states/test_sharded_states.py::test_a_sharded_run_goes_on_to_the_last_bit",
+    "resumed": "training_states/test_sharded_states.py::test_a_run_goes_on_from_a_plain_or_a_sharded_one",
     "elastic": "training_states/test_elastic_sharded_states.py::"
     "test_a_run_ends_the_same_on_whatever_number_of_processes_it_goes_on",
     "alone": "ranks_that_differ/test_ranks_that_differ.py::test_processes_end_soon",

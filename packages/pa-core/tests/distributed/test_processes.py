@@ -96,7 +96,7 @@ number = torch.tensor([int(mine)])
 if sys.argv[1] == "gather_objects":
     print(gather_objects(mine))
 else:
-    print(gather(number).tolist(), sum_over_processes(number).tolist())
+    print(f"{gather(number).tolist()} {sum_over_processes(number).tolist()}")
 """
 
 
