@@ -33,11 +33,11 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
     (
         r"py:.*",
-        r"pa_core\.(session\.Session|setup\.RunState|update\.(AnyUpdate|Batches)|parts\.Part|custom_loop\.evaluations\.Evaluations|micro_batches\.MicroBatch)",
+        r"pa_core\.([a-z_]+\.)*(AnyUpdate|Batches|Evaluations|MicroBatch|Part|RunState|Session)",
     ),  # what trainers and runs are made of
-    (r"py:.*", r"pa_core\.callbacks\.log_metrics\.RowDisplay"),  # what the callbacks that print have in common
+    (r"py:.*", r"pa_core\.([a-z_]+\.)*RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.errors\.(ArgumentType|Configuration)Error"),  # what errors have in common
     (r"py:.*", r"pa_trial\.\w+\.(CoreContext|RunSettings)"),  # what stands for settings that init() makes
     (r"py:.*", r"pa_trial\.\w+\.(TellsSettings|WrapsReducers)"),  # what contexts have in common
-    (r"py:.*", r"pa_core\.custom_loop\.\w+\.RunPart"),  # as above; a run makes its updates itself
+    (r"py:.*", r"pa_core\.([a-z_]+\.)*RunPart"),  # as above; a run makes its updates itself
 ]
