@@ -207,9 +207,9 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
     ("loop", "most", "most_at_edge"),
     [
         ("by_hand_tuned", 0, 0),
-        ("ours_bare", 51, 226),
-        ("ours", 56, 443),  # the default callbacks lay out and print a row
-        ("own_loop", 70, 197),
+        ("ours_bare", 43, 259),
+        ("ours", 49, 498),  # the default callbacks lay out and print a row
+        ("own_loop", 63, 230),
         ("trial", 32, 13),
     ],
 )
