@@ -22,7 +22,7 @@ LIMITS = {
     "code lines of pa-core": 15_900,
     "code lines of all packages": 39_500,
     "code lines of tests": 60_000,
-    "code lines of a module of pa-core": 545,
+    "code lines of a module of pa-core": 555,
     "lines of trainer.py": 800,
     "words of architecture.md": 2_500,
     "modules of ours that an import loads": 189,

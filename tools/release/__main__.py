@@ -22,6 +22,7 @@ from tools.release.write_urls import write_urls
 DECLARED: dict[str, Callable[[Repository], list[str]]] = {
     "everything is committed": declared.clean_tree,
     "one version, siblings required within it": declared.versions,
+    "no line waits for the changelog": declared.waiting_lines,
     "changelog": declared.changelog,
     "metadata": declared.metadata,
     "classifiers": declared.classifiers,

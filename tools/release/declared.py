@@ -58,13 +58,17 @@ def sibling_range(version: str) -> SpecifierSet:
     return SpecifierSet(_as_written(version))
 
 
+def waiting_lines(repository: Repository) -> list[str]:
+    """What changes have brought is in the changelog, and no longer in files of its own."""
+    waiting = fragments(repository.root)
+    return [f"changelog.d has {len(waiting)} files: run python tools/changelog.py"] if waiting else []
+
+
 def changelog(repository: Repository) -> list[str]:
     """The changelog tells users what is new in each distribution, and in the format of training states."""
     entry = _entry(repository)
     if entry is None:
         return [f"CHANGELOG.md has no heading '## {repository.version} (unreleased)', or with a date instead"]
-    if waiting := fragments(repository.root):
-        return [f"changelog.d has {len(waiting)} files: run python tools/changelog.py"]
     wanted = [TRAINING_STATES, *sorted(one.name for one in repository.distributions)]
     return [
         f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, if only that nothing changed"

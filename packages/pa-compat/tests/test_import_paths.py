@@ -12,6 +12,7 @@ import pa_callbacks_extra
 import pa_core
 import pa_core.data
 import pa_core.tracking
+import pa_data
 import pa_finetuning
 import pa_schedulers
 import pytorch_accelerated
@@ -40,7 +41,7 @@ DOCUMENTED = {
     """,
 }
 """Names by module."""
-SOURCES = [pa_core, pa_core.data, pa_core.tracking, pa_callbacks_extra, pa_finetuning, pa_schedulers]
+SOURCES = [pa_core, pa_core.data, pa_core.tracking, pa_data, pa_callbacks_extra, pa_finetuning, pa_schedulers]
 OTHER_NAMES = {"pytorch_accelerated.callbacks": {"PrintMetricsCallback": "LogMetricsCallback"}}
 """Names that the reference uses for what it documents under another one."""
 
