@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
     (
         r"py:.*",
-        r"pa_core\.([a-z_]+\.)*(AnyUpdate|Batches|Evaluations|MicroBatch|Part|RunState|Session)",
+        r"pa_core\.([a-z_]+\.)*(AnyUpdate|Batches|Evaluations|BatchPlace|Part|RunState|Session)",
     ),  # what trainers and runs are made of
     (r"py:.*", r"pa_core\.([a-z_]+\.)*RowDisplay"),  # what the callbacks that print have in common
     (r"py:.*", r"pa_trial\.errors\.(ArgumentType|Configuration)Error"),  # what errors have in common

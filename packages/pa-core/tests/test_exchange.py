@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Run, UnsupportedConfigurationError
-from pa_core.engine.exchange import Alone, Exchange, MicroBatch, Part
+from pa_core.engine.exchange import Alone, BatchPlace, Exchange, Part
 from tests.support.pa_core.entries import Entry, StepTrainer, on_both_entries, train
 
 torch.manual_seed(0)
@@ -34,8 +34,8 @@ class InOnePiece(Alone):
         self.calls.append("add")
 
     @override
-    def start_batch(self, batch: MicroBatch) -> None:
-        self.num_samples += batch.samples or 0
+    def start_batch(self, place: BatchPlace) -> None:
+        self.num_samples += place.samples or 0
 
     @override
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:

@@ -277,3 +277,23 @@ def test_a_metric_of_one_process_differs_only_in_what_it_decides() -> None:
     record = CallAt("on_train_epoch_end", lambda one: one.run_history.update_metric("figure", dist.get_rank()))
     case.callbacks.append(record)
     case.run()
+
+
+class StopsWithinTheFirstStep(Trainer):
+    """Raises the request within a step, before its backward pass, on the second rank."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> Any:
+        if self.process_index == 1:
+            raise StopTrainingError("enough")
+        return super().calculate_train_batch_loss(batch)
+
+
+def test_a_step_that_stops_on_one_rank_before_its_first_backward_pass_ends_the_run_on_both() -> None:
+    """Even where gradients of the other rank are on their way by then, as those of large layers are."""
+    model = nn.Sequential(nn.Linear(8, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+    before = [one.clone() for one in model.parameters()]
+    trainer = StopsWithinTheFirstStep(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(TensorDataset(torch.ones(32, 8), torch.ones(32, 1)), 1, per_device_batch_size=8)
+    assert trainer.num_updates_completed == 0
+    assert all(torch.equal(one, was) for one, was in zip(model.parameters(), before, strict=True))

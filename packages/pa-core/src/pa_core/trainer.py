@@ -598,6 +598,7 @@ class Trainer(
         except StopTrainingError as error:
             self._part.require_stop_elsewhere(error)
             self._session.rank_sync.ask_to_stop(error)
+            update.follow_others(None)
             return
         except Exception as error:
             step = f"training step {self._session.progress.step} of epoch {self.num_epochs_completed + 1}"

@@ -570,10 +570,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
                 "of the run is counted. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
             )
-        part = around.start_inner_updates()
+        place = around.start_inner_updates()
         parts = batches_of_loop(
             batches,
-            part,
+            place,
             device=self.device,
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             samples=num_samples,

@@ -17,7 +17,7 @@ from pa_core.custom_loop.run_part import RunPart
 from pa_core.data.custom_loader import length_of
 from pa_core.distributed import gather_objects
 from pa_core.engine.any_trainer import TrainerCallback
-from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.session import Session
 from pa_core.engine.update import BEFORE_FIRST, AnyUpdate, Batches
 from pa_core.errors import BatchOutputError, ConfigurationError
@@ -94,7 +94,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         self._exchanged: set[str] = set()
         self._stepped: set[str] = set()
 
-    def start_inner_updates(self) -> MicroBatch:
+    def start_inner_updates(self) -> BatchPlace:
         """Let updates over other batches come in the body of the present one; return the part of this one.
 
         Raises:
@@ -274,7 +274,7 @@ class Update(AnyUpdate, Generic[BatchT]):
             session.rank_sync.stop_if_alone()
         if part.first_updates_left > 0:
             part.let_go_of_gradients()
-        at_once = session.progress.samples_in_epoch == 0 and session.updates_of_batch == 0
+        at_once = session.progress.steps_in_epoch == 0 and session.updates_of_batch == 0
         is_made = self._make_step(part, at_once=at_once, is_first=is_first)
         session.updates_of_batch += is_first
         self._stepped.add(part.name)
@@ -366,8 +366,8 @@ class Update(AnyUpdate, Generic[BatchT]):
 
 
 def batches_of_loop(
-    batches: Iterable[Any], around: MicroBatch, *, device: torch.device, accumulation_steps: int, samples: int | None
-) -> Iterator[tuple[MicroBatch, Any]]:
+    batches: Iterable[Any], around: BatchPlace, *, device: torch.device, accumulation_steps: int, samples: int | None
+) -> Iterator[tuple[BatchPlace, Any]]:
     """Iterate over batches with the part of each in its update, as often on each process as on the one with the most.
 
     A process that has no batch left repeats one of its batches, or one of another process, with weight 0. Where all
@@ -385,11 +385,11 @@ def batches_of_loop(
         ConfigurationError: This is one batch, or a dataset; or ``samples`` is not a number of them.
 
     Example:
-        >>> around = MicroBatch(step=1, weight=1.0, ends_group=True)
-        >>> parts = batches_of_loop(
+        >>> around = BatchPlace(step=1, weight=1.0, ends_group=True)
+        >>> places = batches_of_loop(
         ...     torch.zeros(5, 3).split(2), around, device=torch.device("cpu"), accumulation_steps=2, samples=None
         ... )
-        >>> [(len(batch), part.ends_group) for part, batch in parts]
+        >>> [(len(batch), place.ends_group) for place, batch in places]
         [(2, False), (2, True), (1, True)]
     """
     is_dataset = isinstance(batches, Dataset) and not isinstance(batches, IterableDataset)
@@ -417,7 +417,7 @@ def batches_of_loop(
             is_empty = around.is_empty or number >= len(group)
             batch = group[number] if number < len(group) else stand_in
             ends_group, starts_group = number + 1 == most, number == 0
-            part = MicroBatch(
+            place = BatchPlace(
                 around.step, 1 / most, ends_group, is_empty=is_empty, samples=samples, starts_group=starts_group
             )
-            yield part, batch
+            yield place, batch

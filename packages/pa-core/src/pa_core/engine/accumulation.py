@@ -9,14 +9,14 @@ from torch import Tensor
 
 from pa_core._tensors import local_pieces
 from pa_core._torch import foreach
-from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.micro_batches import BatchPlace
 from pa_core.errors import BatchOutputError
 
 
 class Accumulation:
     """Makes the gradient of an update the gradient of the mean over all its samples, or all its items such as tokens.
 
-    A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``MicroBatch.weight``.
+    A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``BatchPlace.weight``.
     Items are counted by the step itself, and how many an update has is known when its last batch has been counted,
     after most of its backward passes. So each batch is weighed by its items over a reference number, and at the end the
     gradients are multiplied once by what is missing. The reference keeps losses in the range that gradient scalers
@@ -43,7 +43,7 @@ class Accumulation:
         >>> parameter = torch.nn.Parameter(torch.zeros(()))
         >>> accumulation = Accumulation(num_processes=1)
         >>> for step, mean_loss, tokens in ((1, 1.0, 3), (2, 5.0, 1)):  # the mean over the four tokens is 2
-        ...     place = MicroBatch(step, weight=0.5, ends_group=step == 2)
+        ...     place = BatchPlace(step, weight=0.5, ends_group=step == 2)
         ...     accumulation.scale_loss(parameter * mean_loss, place, batch_size=1, items=tokens).backward()
         >>> accumulation.scale_gradients(lambda: [parameter], accumulation.items)
         >>> parameter.grad
@@ -55,14 +55,14 @@ class Accumulation:
         self._weighs_all = weighs_all
         self._counted_by = counted_by
         self.counts_items: bool | None = None
-        self._counted: MicroBatch | None = None
+        self._counted: BatchPlace | None = None
         self.reference_items: float | None = None
         self.items: float = 0.0
         self.counts_samples: bool = False
         self.counts_nothing: bool = False
         self.last_batch_size: int = 0
 
-    def scale_loss(self, loss: Tensor, place: MicroBatch, batch_size: int, items: int | None = None) -> Tensor:
+    def scale_loss(self, loss: Tensor, place: BatchPlace, batch_size: int, items: int | None = None) -> Tensor:
         """Scale the mean loss of a batch to its share of the update, and count its items.
 
         Args:

@@ -21,7 +21,7 @@ from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.distributed.collectives import broadcast_tensors, values_of_all
 from pa_core.distributed.comparison import require_same_settings
 from pa_core.distributed.rank_sync import NUM_FLAGS
-from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part
 from pa_core.engine.reproducible_checks import require_own_batches
 from pa_core.errors import UnsupportedConfigurationError
@@ -30,7 +30,7 @@ from pa_data.rng import seed_rng
 from pa_distributed.gradient_tree import GradientTree
 from pa_distributed.gradients import GradientExchange
 
-__all__ = ["Alone", "Averaged", "Exchange", "MicroBatch", "Part", "Tree"]
+__all__ = ["Alone", "Averaged", "BatchPlace", "Exchange", "Part", "Tree"]
 
 _NUM_COMPARED: Final = 2
 """Most steps that depend on all weights show in the second of them, as the first one begins with constants."""
@@ -106,11 +106,11 @@ class Exchange(Protocol):
         """End the training of an epoch."""
         ...
 
-    def start_batch(self, batch: MicroBatch) -> None:
+    def start_batch(self, place: BatchPlace) -> None:
         """Begin a batch, after the one before; the first one of an update begins that.
 
         Args:
-            batch: Its place in the update; perhaps this process has no sample in it.
+            place: Its place in the update; perhaps this process has no sample in it.
         """
         ...
 
@@ -136,7 +136,7 @@ class Exchange(Protocol):
         ...
 
     def end_update(self) -> int | None:
-        """End an update whose steps were made, before its last event; gradients may have overflowed in fp16.
+        """End an update, before its last event: its steps were made, or left out as gradients overflowed in fp16.
 
         Returns:
             The weight of values that this process logs from now on; None for the samples of its last batch.
@@ -163,11 +163,11 @@ class Exchange(Protocol):
         """
         ...
 
-    def repeating(self, batch: MicroBatch) -> AbstractContextManager[None]:
+    def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
         """Return a context in which a batch is computed as it will be, as often as one likes, and leaves no buffers.
 
         Args:
-            batch: Its place in the update.
+            place: Its place in the update.
         """
         ...
 
@@ -209,7 +209,7 @@ class Alone:
     def end_epoch(self) -> None:
         """Do nothing."""
 
-    def start_batch(self, batch: MicroBatch) -> None:
+    def start_batch(self, place: BatchPlace) -> None:
         """Do nothing."""
 
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
@@ -233,7 +233,7 @@ class Alone:
         """Return False: gradients are where the backward pass has put them."""
         return False
 
-    def repeating(self, batch: MicroBatch) -> AbstractContextManager[None]:
+    def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
 
@@ -315,9 +315,9 @@ class Averaged(Alone):
         self._buffers = None
 
     @override
-    def start_batch(self, batch: MicroBatch) -> None:
+    def start_batch(self, place: BatchPlace) -> None:
         """Give all processes the buffers of the first one, once in each update."""
-        if batch.starts_group and self._buffers is not None:
+        if place.starts_group and self._buffers is not None:
             broadcast_tensors(self._buffers.tensors())
 
     @override
@@ -334,9 +334,10 @@ class Averaged(Alone):
             UnsupportedConfigurationError: The weights of the processes have parted before the first update.
         """
         exchange = self._exchanges[part]
-        if self._num_compared[part] <= _NUM_COMPARED:
+        sums = exchange.finish(flags())
+        if self._num_compared[part] <= _NUM_COMPARED:  # afterwards, as gradients may be under way since the pass
             self._compare(part, exchange)
-        return exchange.finish(flags())
+        return sums
 
     @override
     def end_update(self) -> int | None:
@@ -396,7 +397,7 @@ class Tree(Alone):
         self._place = place
         self._trees: dict[Part, GradientTree] = {}
         self._overlaps = False
-        self._batch: MicroBatch | None = None
+        self._place_of_batch: BatchPlace | None = None
         self._samples = 0  # of the batches of the update so far
 
     @override
@@ -425,27 +426,27 @@ class Tree(Alone):
         self.drop_update()
 
     @override
-    def start_batch(self, batch: MicroBatch) -> None:
+    def start_batch(self, place: BatchPlace) -> None:
         """Take the gradients of the batch before; seed what is drawn in this one, and put buffers back."""
-        if batch.starts_group:
+        if place.starts_group:
             self._samples = 0
             for tree in self._trees.values():
-                tree.start_update(batch.num_micro_batches)
+                tree.start_update(place.num_micro_batches)
         else:
             self._end_batch()
-        self._samples += batch.global_samples or 0
-        self._batch = batch
-        if batch.micro_batch is not None:
-            self._seed(batch.micro_batch)
+        self._samples += place.global_samples or 0
+        self._place_of_batch = place
+        if place.micro_batch is not None:
+            self._seed(place.micro_batch)
             for tree in self._trees.values():
                 tree.start_batch(overlaps=self._overlaps)
 
     def _end_batch(self) -> None:
         """Take the gradients of the batch in progress, if there is one."""
-        batch, self._batch = self._batch, None
-        if batch is not None and batch.micro_batch is not None:
+        place, self._place_of_batch = self._place_of_batch, None
+        if place is not None and place.micro_batch is not None:
             for tree in self._trees.values():
-                tree.end_batch(batch.weight)
+                tree.end_batch(place.weight)
 
     @override
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
@@ -471,7 +472,7 @@ class Tree(Alone):
     @override
     def drop_update(self) -> None:
         """Let the buffers be what they were before an update that is not made."""
-        self._batch = None
+        self._place_of_batch = None
         for tree in self._trees.values():
             tree.drop_update()
 
@@ -482,11 +483,11 @@ class Tree(Alone):
 
     @override
     @contextmanager
-    def repeating(self, batch: MicroBatch) -> Generator[None]:
+    def repeating(self, place: BatchPlace) -> Generator[None]:
         """Seed what the batch draws, and put the buffers back afterwards."""
         for tree in self._trees.values():
             tree.save_buffers()
-        self._seed(batch.micro_batch or 0)
+        self._seed(place.micro_batch or 0)
         yield
         for tree in self._trees.values():
             tree.restore_buffers()

@@ -1,4 +1,4 @@
-"""The batches of an epoch, each with the part that it has in its update."""
+"""The batches of an epoch, each with its place in its update."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pa_data import Split
 _END, _NOT_YET = object(), object()
 
 
-class MicroBatch(NamedTuple):
-    """The part that one process has in one step of an epoch.
+class BatchPlace(NamedTuple):
+    """The place of a batch in its epoch and its update, on one process.
 
     Attributes:
         step: The number of the step in its epoch, counted from 1.
@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
         num_micro_batches: The number of micro-batches of such an update.
 
     Example:
-        >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
+        >>> BatchPlace(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
         False
     """
 
@@ -63,8 +63,8 @@ def micro_batches(
     num_processes: int,
     steps_done: int = 0,
     count: BatchCount | None = None,
-) -> Iterator[tuple[MicroBatch, Any]]:
-    """Iterate over the batches of an epoch together with the part that each has in its update.
+) -> Iterator[tuple[BatchPlace, Any]]:
+    """Iterate over the batches of an epoch together with the place that each has in its update.
 
     Args:
         loader: The loader of the epoch, which knows the sizes of its batches if it is ours.
@@ -91,7 +91,7 @@ def micro_batches(
 
 def _of_keyed_loader(
     split: Split, limit: int | None, batches: Iterable[Any], accumulation_steps: int, rank: int, steps_done: int
-) -> Iterator[tuple[MicroBatch, Any]]:
+) -> Iterator[tuple[BatchPlace, Any]]:
     """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
     arriving = iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
@@ -107,7 +107,7 @@ def _of_keyed_loader(
         total = sum(sizes)
         for step, size in zip(group, sizes, strict=True):
             mine = split.batch_size if step < full else len(split.piece(step, rank))
-            part = MicroBatch(
+            place = BatchPlace(
                 steps_done + step + 1,
                 weight=mine * share / total,
                 ends_group=step == group[-1],
@@ -119,7 +119,7 @@ def _of_keyed_loader(
                 num_micro_batches=num_micro_batches,
                 starts_group=step == first,
             )
-            yield part, None if mine == 0 else next(arriving)
+            yield place, None if mine == 0 else next(arriving)
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
@@ -147,7 +147,7 @@ def _of_custom_loader(
     batches: Iterable[Any],
     accumulation_steps: int,
     num_processes: int,
-) -> Iterator[tuple[MicroBatch, Any]]:
+) -> Iterator[tuple[BatchPlace, Any]]:
     """Where nothing tells the sizes, the batches of a group weigh the same.
 
     Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
@@ -163,7 +163,7 @@ def _of_custom_loader(
         is_full = step + 1 == first + accumulation_steps
         is_last = step + 1 == expected
         upcoming = _NOT_YET if is_full and not is_last else next(arriving, _END)
-        part = MicroBatch(
+        place = BatchPlace(
             step + 1,
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
             ends_group=is_full or is_last or (upcoming is _END and not count.ends_alone),
@@ -175,12 +175,12 @@ def _of_custom_loader(
         count.given += 1
         count.has_more = is_last and upcoming is not _END
         first = count.given if is_full else first
-        yield part, batch
+        yield place, batch
         batch = next(arriving, _END) if upcoming is _NOT_YET else upcoming
     count.has_ended = batch is _END
 
 
-def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[BatchPlace, Any]]:
     """Where only the end of a stream tells how long it is, and each process may have its own stream.
 
     The batches of an update are fetched together, and the processes tell each other how many they have: the epoch ends
@@ -196,7 +196,7 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
         for number in range(most):
             step += 1
             count.given = step
-            part = MicroBatch(
+            place = BatchPlace(
                 step,
                 weight=1 / accumulation_steps if group else 0.0,
                 ends_group=number + 1 == most,
@@ -204,11 +204,11 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
                 some_are_empty=number >= fewest,
                 starts_group=number == 0,
             )
-            yield part, group.popleft() if group else None
+            yield place, group.popleft() if group else None
     count.has_ended = True
 
 
-def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[BatchPlace, Any]]:
     """The steps in which other processes may still have batches, and would wait for this one."""
     expected = cast("int", count.expected)
     for step in range(count.given, expected):
@@ -216,6 +216,6 @@ def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> 
         starts_group = (step - first) % accumulation_steps == 0
         may_differ = count.may_differ
         yield (
-            MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=may_differ, starts_group=starts_group),
+            BatchPlace(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=may_differ, starts_group=starts_group),
             None,
         )

@@ -29,7 +29,7 @@ from pa_core.engine import reproducible_checks, scheduler_stepping
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.engine.dry_run import restored
 from pa_core.engine.first_updates import OwnSteps
-from pa_core.engine.micro_batches import MicroBatch, micro_batches
+from pa_core.engine.micro_batches import BatchPlace, micro_batches
 from pa_core.engine.parts import Part
 from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.engine.run_descriptions import describe_course
@@ -469,7 +469,7 @@ class Session(RunState):
         self.count = self.setup.loaders.count_batches(train_dl, "training")
         self.progress.stage = Stage.TRAINING
 
-    def batches(self, train_dl: SizedIterable) -> Iterator[tuple[MicroBatch, Any]]:
+    def batches(self, train_dl: SizedIterable) -> Iterator[tuple[BatchPlace, Any]]:
         """Iterate over the batches that are left of the epoch, each with its place in its update.
 
         Args:
@@ -494,20 +494,20 @@ class Session(RunState):
         )
         return self._rehearsed(batches)
 
-    def _rehearsed(self, batches: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+    def _rehearsed(self, batches: Iterator[tuple[BatchPlace, Any]]) -> Iterator[tuple[BatchPlace, Any]]:
         """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
         if self.hooks.compute is None or self._is_rehearsed or not self.exchange.is_exact:
             return batches
-        started: list[tuple[MicroBatch, Any]] = []
-        for part, batch in batches:
-            started.append((part, batch))
-            if part.micro_batch is not None:
+        started: list[tuple[BatchPlace, Any]] = []
+        for place, batch in batches:
+            started.append((place, batch))
+            if place.micro_batch is not None:
                 self._is_rehearsed = True
-                self._rehearse(part, batch, self.hooks.compute)
+                self._rehearse(place, batch, self.hooks.compute)
                 break
         return chain(started, batches)
 
-    def _rehearse(self, part: MicroBatch, batch: Any, compute: Callable[[Any], Tensor]) -> None:
+    def _rehearse(self, place: BatchPlace, batch: Any, compute: Callable[[Any], Tensor]) -> None:
         from pa_core.engine.rehearsal import Rehearsal  # nothing else needs it
 
         trainer = self.trainer
@@ -518,7 +518,7 @@ class Session(RunState):
 
         @contextmanager
         def in_turn() -> Generator[None]:
-            with self.exchange.repeating(part), self.means.step():
+            with self.exchange.repeating(place), self.means.step():
                 yield
 
         with restored(roots, self.setup.device), self.kept(trainer):
@@ -591,7 +591,7 @@ class Session(RunState):
 
     # Updates
 
-    def padding_batch(self, place: MicroBatch) -> Any:
+    def padding_batch(self, place: BatchPlace) -> Any:
         """Return the batch that a process without a sample is given where it has to do what the others do.
 
         It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pa_core import _accelerate
 from pa_core.engine.any_trainer import TrainerCallback
-from pa_core.engine.micro_batches import MicroBatch
+from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part, zero_loss_of_padding
 from pa_core.engine.session import Session
 from pa_core.errors import StopTrainingError
@@ -35,9 +35,9 @@ class Batches:
         batches: What is iterated over.
     """
 
-    def __init__(self, batches: Iterable[tuple[MicroBatch, Any]]) -> None:
+    def __init__(self, batches: Iterable[tuple[BatchPlace, Any]]) -> None:
         self._batches = iter(batches)
-        self._next: tuple[MicroBatch, Any] | None = None
+        self._next: tuple[BatchPlace, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -51,13 +51,13 @@ class Batches:
             self._next = next(self._batches, None)
         return self._next is not None
 
-    def pop(self) -> tuple[MicroBatch, Any]:
+    def pop(self) -> tuple[BatchPlace, Any]:
         """Return the next batch, and keep nothing of it."""
         popped, self._next = self._next, None
         return next(self._batches) if popped is None else popped
 
 
-BEFORE_FIRST = MicroBatch(0, 0.0, ends_group=False)
+BEFORE_FIRST = BatchPlace(0, 0.0, ends_group=False)
 """The place before the first batch of an update."""
 
 
@@ -78,15 +78,16 @@ class AnyUpdate:
         self._batches = batches
         session.checkpointer.next_phase = None
         self.number: int = session.progress.updates + 1
-        self.place: MicroBatch = BEFORE_FIRST
+        self.place: BatchPlace = BEFORE_FIRST
 
     @property
     def is_empty(self) -> bool:
-        """Whether the current batch is a padding batch: other processes have samples, and this one has none.
+        """Whether this process has no sample in the current batch, while others have some.
 
-        On several processes, the last batch of an epoch may have fewer samples than there are processes. Those without
-        a sample get a batch of another process, so that the session is the same on all of them. Its losses, and what is
-        logged for it, count for nothing, even if they are not finite.
+        On several processes, the last batch of an epoch may have fewer samples than there are processes. In a ``Run``,
+        a process without a sample gets a padding batch, the batch of another process, so that the loop is the same on
+        all of them. A ``Trainer`` computes nothing for it, unless its model is sharded, and goes along with the
+        others otherwise. Its losses, and what is logged for it, count for nothing, even if they are not finite.
         """
         return self.place.is_empty
 
@@ -137,6 +138,10 @@ class AnyUpdate:
     def _make_step(self, part: Part, *, at_once: bool, is_first: bool = True) -> bool:
         """Update the weights by the gradients of the batches.
 
+        On several processes it waits for the gradients and flags of all of them; on an accelerator, flags are read two
+        updates late, so that the host does not wait. In fp16 it waits for the device, to see whether gradients
+        overflowed. Nothing else waits, and nothing is written to disk before the update has ended.
+
         Args:
             part: What is updated.
             at_once: Whether to wait for the flags of the other processes, where they are read late.
@@ -157,7 +162,8 @@ class AnyUpdate:
         totals = session.exchange.finish(part, partial(session.rank_sync.local_flags, own_items))
         items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
         counts = part.accumulation
-        if own_items if totals is None else counts.counts_items is not False or counts.counts_samples:
+        others_may_count = totals is not None and (counts.counts_items is not False or counts.counts_samples)
+        if own_items > 0 or others_may_count:
             counts.scale_gradients(part.parameters, items)
 
         # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
@@ -298,7 +304,7 @@ class TrainerUpdate(AnyUpdate):
         Raises:
             StopTrainingError: A process requested a stop.
         """
-        at_once = self._session.progress.samples_in_epoch == 0
+        at_once = self._session.progress.steps_in_epoch == 0  # the same on all processes
         self._finish(is_made=self._make_step(self._part, at_once=at_once))
 
 
