@@ -27,6 +27,7 @@ from pa_core.engine.added_modules import require_one_trained_module, trained_los
 from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.engine.modes import put_into_training, warn_of_pretrained_parts
 from pa_core.engine.parts import Part
+from pa_core.engine.prepare import check_data, fit_batches, require_usable
 from pa_core.engine.run_arguments import RunArguments
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import require_ready, stopping_in_order
@@ -168,7 +169,7 @@ class Trainer(
             looks_at_optimizer=type(self).optimizer_step is Trainer.optimizer_step,
             steps_scheduler_itself=type(self).scheduler_step is not Trainer.scheduler_step,
             update_weights=self._update_weights,
-            compute=self._compute_gradients,
+            rehearsed=self._compute_gradients if self.reproducible else None,
         )
         self._session = Session(self, self._setup, self._hooks)
         add_limit_of_environment(self.callback_handler)
@@ -302,7 +303,7 @@ class Trainer(
             if not self._makes_optimizer:
                 self._check_optimizer(self.model, self.optimizer)
             self._setup.added.require_usable(self.get_model(), self.optimizer)
-            self._session.check_data(arguments.data, arguments)
+            check_data(self._session, arguments.data, arguments)
         exchange = self._session.exchange
         part = Part(self._setup.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
 
@@ -321,9 +322,9 @@ class Trainer(
             require_same_parts(self, is_training=True)
             self._prepare_model_optimizer_and_dataloaders()
             if arguments.per_device_batch_size == "fit":
-                arguments = self._session.fit_batches(arguments, self._try_update, self._start_trial)
+                arguments = fit_batches(self._session, arguments, self._try_update, self._start_trial)
             loaders_of_run = self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values()
-            self._session.require_usable(loaders_of_run, {"model": self.get_model(), **self.modules})
+            require_usable(self._session, loaders_of_run, {"model": self.get_model(), **self.modules})
             self._start_training_together()
             steps = loaders.steps_per_update(self.train_dataloader, arguments.batch_size, gradient_accumulation_steps)
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
@@ -387,7 +388,7 @@ class Trainer(
                 collate_fn=collate_fn,
                 reset_run_history=reset_run_history,
             )
-            self._session.check_data(arguments.data, arguments)
+            check_data(self._session, arguments.data, arguments)
         if per_device_batch_size is BATCH_SIZE_OF_RUN_BEFORE:
             before = cast("TrainerRunConfig | None", self.run_config)
             batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size

@@ -29,7 +29,7 @@ from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
 from pa_core.engine.parts import counting_samples, forget_gradients
-from pa_core.engine.prepare import place, shard
+from pa_core.engine.prepare import check_data, fit_batches, place, require_usable, shard
 from pa_core.engine.run_arguments import RunArguments
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import running, stopping_in_order
@@ -261,7 +261,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._setup.makes_optimizer = not self._given.optimizers
         self._session = Session(self, self._setup, _HOOKS)
         with print_errors_once():
-            self._session.check_data(self._arguments.data, self._arguments)
+            check_data(self._session, self._arguments.data, self._arguments)
         self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
         self._evaluations = Evaluations[BatchT](self._session)
         self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
@@ -373,8 +373,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 one.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if arguments.per_device_batch_size == "fit":
-                self._arguments = arguments = self._session.fit_batches(arguments)
-            self._session.require_usable([self.train_dataloader], self.models)
+                self._arguments = arguments = fit_batches(self._session, arguments)
+            require_usable(self._session, [self.train_dataloader], self.models)
             steps = loaders.steps_per_update(self.train_dataloader, size, arguments.gradient_accumulation_steps)
             arguments = replace(arguments, gradient_accumulation_steps=steps)
             per_batch = arguments.max_updates_per_batch
@@ -820,7 +820,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._leave_training()
         batch_size = per_device_batch_size or self._arguments.batch_size
         data = DataArgument(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
-        self._session.check_data([data], replace(self._arguments, per_device_batch_size=batch_size))
+        check_data(self._session, [data], replace(self._arguments, per_device_batch_size=batch_size))
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(name, is_intermediate=self._update is not None)

@@ -58,7 +58,7 @@ from pa_core.engine.callback_checks import (
     warn_of_unknown_events,
     with_known_arguments,
 )
-from pa_core.engine.exchange import Alone, Averaged, Exchange, Tree
+from pa_core.engine.exchange import Exchange, create_exchange, require_exact
 from pa_core.engine.fingerprint import fingerprint
 from pa_core.engine.model_description import describe_model
 from pa_core.engine.setup import RunState, Setup
@@ -66,7 +66,6 @@ from pa_core.engine.subclasses import check_subclass
 from pa_core.errors import (
     ArgumentTypeError,
     ConfigurationError,
-    UnsupportedConfigurationError,
     as_configuration_error,
 )
 from pa_core.run_config import TrainerRunConfig
@@ -193,12 +192,7 @@ class AnyTrainer(ABC):
         self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
         self._setup.exchange = exchange = self.create_exchange()
         self._session = RunState(self._setup, {}, EvaluationSets())
-        if reproducible is not None and not exchange.is_exact:
-            raise UnsupportedConfigurationError(
-                "The exchange of this trainer makes no reproducible runs.",
-                given=f"{type(exchange).__name__}, whose is_exact is False",
-                do="Leave reproducible out.",
-            )
+        require_exact(exchange, reproducible=reproducible is not None)
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -247,7 +241,7 @@ class AnyTrainer(ABC):
 
         Example:
             >>> from pa_core import Trainer
-            >>> from pa_core.engine.exchange import Alone, Exchange
+            >>> from pa_core.engine.exchange import Exchange, create_exchange, require_exact
             >>> class CountUpdates(Alone):
             ...     num_updates = 0
             ...     def end_update(self) -> None:
@@ -256,11 +250,8 @@ class AnyTrainer(ABC):
             ...     def create_exchange(self) -> Exchange:
             ...         return CountUpdates()
         """
-        accelerator = self._setup.accelerator
-        if self._setup.reproducible:
-            place = attrgetter("_session.resumption.seed", "_session.progress.updates")
-            return Tree(accelerator, partial(place, self))
-        return Averaged(accelerator) if accelerator.num_processes > 1 else Alone()
+        place = partial(attrgetter("_session.resumption.seed", "_session.progress.updates"), self)
+        return create_exchange(self._setup.accelerator, place, reproducible=self._setup.reproducible)
 
     def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
         """Create what calls the callbacks; override this for a custom ``CallbackHandler``.

@@ -24,7 +24,7 @@ from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part
 from pa_core.engine.reproducible_checks import require_own_batches
-from pa_core.errors import UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.types import SizedIterable
 from pa_data.rng import seed_rng
 from pa_distributed.gradient_tree import GradientTree
@@ -517,3 +517,55 @@ class Tree(Alone):
 
     def _seed(self, *place: int) -> None:
         seed_rng(0, *self._place(), *place, device=self._device)
+
+
+def create_exchange(
+    accelerator: _accelerate.AcceleratorLike, place: Callable[[], tuple[int, int]], *, reproducible: bool
+) -> Exchange:
+    """Return the exchange of a trainer as it was requested and launched.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        place: Returns the seed of the run and the number of its updates so far.
+        reproducible: Whether runs are bit-for-bit identical on any number of processes.
+    """
+    if reproducible:
+        return Tree(accelerator, place)
+    return Averaged(accelerator) if accelerator.num_processes > 1 else Alone()
+
+
+def require_exact(exchange: Exchange, *, reproducible: bool) -> None:
+    """Raise an error for an exchange that makes no reproducible runs, where they were requested.
+
+    Args:
+        exchange: The exchange of the trainer.
+        reproducible: Whether they were.
+
+    Raises:
+        UnsupportedConfigurationError: It makes none.
+    """
+    if reproducible and not exchange.is_exact:
+        raise UnsupportedConfigurationError(
+            "The exchange of this trainer makes no reproducible runs.",
+            given=f"{type(exchange).__name__}, whose is_exact is False",
+            do="Leave reproducible out.",
+        )
+
+
+def require_between_steps(exchange: Exchange, what: str, *, is_in_step: bool) -> None:
+    """Raise an error within a step of a reproducible run, as not all processes have as many steps.
+
+    Args:
+        exchange: The exchange of the run.
+        what: What was called.
+        is_in_step: Whether a step is in progress.
+
+    Raises:
+        ConfigurationError: One is.
+    """
+    if exchange.is_exact and is_in_step:
+        raise ConfigurationError(
+            f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
+            "samples it would see follows their number.",
+            do="Call it between two updates, or log the mean of each batch with log(name, value).",
+        )

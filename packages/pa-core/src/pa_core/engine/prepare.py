@@ -1,7 +1,11 @@
-"""How the models of a run are prepared: split over the processes, placed, and the same everywhere at the start."""
+"""How a run is prepared: what it was given is checked, batches are made to fit, models are placed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,10 +13,109 @@ from torch import nn
 
 from pa_core import _accelerate, distributed
 from pa_core._tensors import is_sharded_module, reshard, unwrap_model
+from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
+from pa_core.engine import rank_checks, reproducible_checks
+from pa_core.engine.run_arguments import RunArguments
 from pa_core.engine.session import Session
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.steps.compatibility import require_usable_model
+from pa_core.training_state.fetched_states import save_dirs_of
+from pa_core.training_state.run_settings import describe_arithmetic
+from pa_core.types import SizedIterable
+from pa_core.user_warnings import say
+
+
+def check_data(session: Session, data: Sequence[DataArgument], arguments: RunArguments) -> None:
+    """Raise an error for data that a trainer or process cannot use, and arguments without effect.
+
+    Args:
+        session: Any run of the trainer.
+        data: The data of the run that is to begin.
+        arguments: Its arguments.
+
+    Raises:
+        ConfigurationError: It cannot be used.
+    """
+    trainer = session.trainer
+    for one in data:
+        one.check_for(type(trainer), trainer.process_index, trainer.num_processes)
+    if session.exchange.is_exact:
+        reproducible_checks.check_arguments(data, arguments)
+    check_arguments_of_loaders(data, arguments.per_device_batch_size, arguments.collate_fn)
+
+
+def require_usable(session: Session, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
+    """Raise an error for loaders and models of a reproducible run with which it would follow the processes.
+
+    Args:
+        session: The run.
+        loaders: Its loaders.
+        models: What it calls, by name.
+
+    Raises:
+        ConfigurationError: A loader is limited or has its own order.
+        UnsupportedConfigurationError: A model is sharded, or has layers that follow the processes.
+    """
+    if session.exchange.is_exact:
+        reproducible_checks.require_usable(loaders, models)
+
+
+def fit_batches(
+    session: Session,
+    arguments: RunArguments,
+    try_update: Callable[[Any], None] | None = None,
+    start: Callable[[], None] | None = None,
+) -> RunArguments:
+    """Return arguments with a batch size that fits into the memory of all devices; every process must call this.
+
+    Args:
+        session: The run.
+        arguments: The arguments.
+        try_update: Makes an update out of a batch; None if it cannot be tried.
+        start: What a step may need to have been called before.
+
+    Raises:
+        UnsupportedConfigurationError: All processes have to have the same batches.
+    """
+    from pa_core.engine.fitting import BatchSizeFitting  # few runs need it
+
+    trainer, loaders = session.trainer, session.setup.loaders
+    if trainer.is_sharded or session.exchange.is_exact:
+        kind = "A sharded model is called together" if trainer.is_sharded else "A reproducible run has the same batches"
+        raise UnsupportedConfigurationError(
+            f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
+        )
+    session.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
+    data = [held for one in arguments.data for held in one.held]
+    with nullcontext() if try_update is None else session.dry_run(trainer, data):
+        if start is not None:
+            start()
+        session.train_optimizers(trainer.named_optimizers().values())
+        sizes = session.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
+    loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
+    evaluated = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
+    given = [one.loader for one in arguments.data]
+    if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
+        loaders.set_batch_sizes(sizes, "eval", [one for one in evaluated if one not in given])
+    return replace(arguments, per_device_batch_size=min(sizes))
+
+
+def describe_setting(session: Session) -> dict[str, object]:
+    """Return what a run works with besides its arguments, and what must be the same on all processes.
+
+    Args:
+        session: The run.
+    """
+    trainer, setup = session.trainer, session.setup
+    arithmetic = describe_arithmetic(setup.device) if session.exchange.is_exact else {}
+    return {
+        "mixed_precision": _accelerate.computed_precision(setup.accelerator),
+        "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
+        "loss_func": trainer.loss_func,
+        "run_history": type(trainer.run_history),
+        **{f"arithmetic, {name}": value for name, value in arithmetic.items()},
+    }
 
 
 def shard(session: Session, *models: nn.Module) -> None:

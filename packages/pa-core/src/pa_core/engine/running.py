@@ -7,20 +7,19 @@ from contextlib import contextmanager
 
 import torch
 
-from pa_core import _accelerate, distributed
+from pa_core import distributed
 from pa_core._tensors import reshard
 from pa_core.data.custom_loader import end_workers
 from pa_core.distributed.comparison import Describe
-from pa_core.engine import rank_checks
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.engine.parts import forget_gradients
+from pa_core.engine.prepare import describe_setting
 from pa_core.engine.session import Session
 from pa_core.engine.setup import RunKind
 from pa_core.errors import StopTrainingError
 from pa_core.steps.input_checks import refuse_run_within_run
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.progress import Stage
-from pa_core.training_state.run_settings import describe_arithmetic
 from pa_distributed import fail_fast, print_errors_once, require_same
 
 
@@ -68,7 +67,7 @@ def running(
         with session.setup.watch.run(lambda: (progress.stage, progress.updates)):
             seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with print_errors_once():
-                require_same(lambda: {**describe_arguments(), **_describe_setting(session)})
+                require_same(lambda: {**describe_arguments(), **describe_setting(session)})
                 session.resumption.seed = distributed.gather_objects(seed)[0]
             with session.contexts, _ending_in_order(session, kind):
                 session.contexts.callback(session.checkpointer.release_folders)
@@ -149,16 +148,3 @@ def stopping_in_order(session: Session) -> Generator[None]:
         session.rank_sync.stop = error
         trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)
     session.progress.stage = Stage.RUN_END
-
-
-def _describe_setting(session: Session) -> dict[str, object]:
-    """What a run works with besides its arguments."""
-    trainer, setup = session.trainer, session.setup
-    arithmetic = describe_arithmetic(setup.device) if setup.reproducible else {}
-    return {
-        "mixed_precision": _accelerate.computed_precision(setup.accelerator),
-        "callbacks": rank_checks.describe_callbacks(trainer.callback_handler.callbacks),
-        "loss_func": trainer.loss_func,
-        "run_history": type(trainer.run_history),
-        **{f"arithmetic, {name}": value for name, value in arithmetic.items()},
-    }

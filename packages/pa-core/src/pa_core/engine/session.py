@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any
@@ -20,12 +19,11 @@ from pa_core._attributes import temporarily
 from pa_core._tensors import unwrap_model
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, count_steps, innermost, is_keyed
-from pa_core.data.data_arguments import DataArgument, check_arguments_of_loaders
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Purpose, batches_on_device
 from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
-from pa_core.engine import reproducible_checks, scheduler_stepping
+from pa_core.engine import scheduler_stepping
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.engine.dry_run import restored
 from pa_core.engine.first_updates import OwnSteps
@@ -39,10 +37,9 @@ from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient
 from pa_core.steps.default_step import no_sample_counted
 from pa_core.steps.placeholders import TrainerPlaceholderValues
 from pa_core.training_state.checkpointer import EvaluationInterrupted
-from pa_core.training_state.fetched_states import cache_folder, local_folders, save_dirs_of
+from pa_core.training_state.fetched_states import cache_folder, local_folders
 from pa_core.training_state.progress import Phase, Stage
 from pa_core.types import SizedIterable
-from pa_core.user_warnings import say
 from pa_data.rng import restored_rng_states
 
 _END: Any = object()
@@ -61,7 +58,8 @@ class TrainingHooks:
         update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
             gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
             optimizers do by themselves.
-        compute: Computes the gradients of a batch, and returns its loss; None where only the script does.
+        rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run tries it before its first
+            update. None in other runs, and where only the script computes.
     """
 
     pads: bool = False
@@ -70,7 +68,7 @@ class TrainingHooks:
     looks_at_optimizer: bool = False
     steps_scheduler_itself: bool = False
     update_weights: Callable[[Part, bool], None] | None = None
-    compute: Callable[[Any], Tensor] | None = None
+    rehearsed: Callable[[Any], Tensor] | None = None
 
 
 class Session(RunState):
@@ -202,36 +200,6 @@ class Session(RunState):
 
     # The beginning of a run
 
-    def require_usable(self, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
-        """Raise an error for loaders and models of a reproducible run with which it would follow the processes.
-
-        Args:
-            loaders: The loaders of the run.
-            models: What it calls, by name.
-
-        Raises:
-            ConfigurationError: A loader is limited or has its own order.
-            UnsupportedConfigurationError: A model is sharded, or has layers that follow the processes.
-        """
-        if self.exchange.is_exact:
-            reproducible_checks.require_usable(loaders, models)
-
-    def check_data(self, data: Sequence[DataArgument], arguments: RunArguments) -> None:
-        """Raise an error for data that this trainer or process cannot use, and arguments without effect.
-
-        Args:
-            data: The data of the run.
-            arguments: The arguments of the run.
-
-        Raises:
-            ConfigurationError: It cannot be used.
-        """
-        for one in data:
-            one.check_for(type(self.trainer), self.trainer.process_index, self.trainer.num_processes)
-        if self.exchange.is_exact:
-            reproducible_checks.check_arguments(data, arguments)
-        check_arguments_of_loaders(data, arguments.per_device_batch_size, arguments.collate_fn)
-
     def create_loader(
         self,
         dataset: Dataset[Any],
@@ -276,45 +244,6 @@ class Session(RunState):
         self.own_steps.start_run()
         self._is_rehearsed = False
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
-
-    def fit_batches(
-        self,
-        arguments: RunArguments,
-        try_update: Callable[[Any], None] | None = None,
-        start: Callable[[], None] | None = None,
-    ) -> RunArguments:
-        """Return arguments with a batch size that fits into the memory of all devices; every process must call this.
-
-        Args:
-            arguments: The arguments.
-            try_update: Makes an update out of a batch; None if it cannot be tried.
-            start: What a step may need to have been called before.
-        """
-        from pa_core.engine.fitting import BatchSizeFitting  # few runs need it
-
-        trainer = self.trainer
-        if trainer.is_sharded or self.exchange.is_exact:
-            kind = (
-                "A sharded model is called together"
-                if trainer.is_sharded
-                else "A reproducible run has the same batches"
-            )
-            raise UnsupportedConfigurationError(
-                f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
-            )
-        self.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
-        data = [held for one in arguments.data for held in one.held]
-        with nullcontext() if try_update is None else self.dry_run(trainer, data):
-            if start is not None:
-                start()
-            self.train_optimizers(trainer.named_optimizers().values())
-            sizes = self.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
-        self.setup.loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
-        loaders = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
-        given = [one.loader for one in arguments.data]
-        if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
-            self.setup.loaders.set_batch_sizes(sizes, "eval", [one for one in loaders if one not in given])
-        return replace(arguments, per_device_batch_size=min(sizes))
 
     def placeholder_values(self) -> dict[str, float]:
         """Return what ``TrainerPlaceholderValues`` stand for in this run."""
@@ -496,14 +425,14 @@ class Session(RunState):
 
     def _rehearsed(self, batches: Iterator[tuple[BatchPlace, Any]]) -> Iterator[tuple[BatchPlace, Any]]:
         """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
-        if self.hooks.compute is None or self._is_rehearsed or not self.exchange.is_exact:
+        if self.hooks.rehearsed is None or self._is_rehearsed:
             return batches
         started: list[tuple[BatchPlace, Any]] = []
         for place, batch in batches:
             started.append((place, batch))
             if place.micro_batch is not None:
                 self._is_rehearsed = True
-                self._rehearse(place, batch, self.hooks.compute)
+                self._rehearse(place, batch, self.hooks.rehearsed)
                 break
         return chain(started, batches)
 

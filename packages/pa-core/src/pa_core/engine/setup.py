@@ -16,10 +16,9 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.engine.added_modules import AddedModules
 from pa_core.engine.dry_run import attributes_kept, left_as_it_was
-from pa_core.engine.exchange import Alone, Exchange
+from pa_core.engine.exchange import Alone, Exchange, require_between_steps
 from pa_core.engine.optimizer_modes import OptimizerModes
 from pa_core.engine.parts import Part
-from pa_core.errors import ConfigurationError
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import ShardingSettings
 from pa_core.tracking import InMemoryRunHistory, StepMeans
@@ -162,12 +161,8 @@ class RunState:
         Raises:
             ConfigurationError: A step is in progress.
         """
-        if self.setup.reproducible and self.means.is_in_step and not self.checkpointer.is_between_steps:
-            raise ConfigurationError(
-                f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
-                "samples it would see follows their number.",
-                do="Call it between two updates, or log the mean of each batch with log(name, value).",
-            )
+        is_in_step = self.means.is_in_step and not self.checkpointer.is_between_steps
+        require_between_steps(self.exchange, what, is_in_step=is_in_step)
 
     def make_run_config(
         self, run: ResumableRun, numbers: tuple[int, int, int, int | None, float | None]
