@@ -148,6 +148,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         f"num_epochs={value}": mistake(ConfigurationError, "num_epochs", f"got {value}", epochs=value)
         for value in (0, -1, 0.5)
     },
+    "no length of the run": mistake(ConfigurationError, "num_epochs=10", "max_num_train_steps=1000", epochs=None),
     **{
         f"{name}={value}": mistake(ConfigurationError, name, f"got {value!r}", **{name: value})
         for name in ("gradient_clip_value", "gradient_clip_norm")

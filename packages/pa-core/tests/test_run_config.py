@@ -130,7 +130,7 @@ def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
         make_config(num_update_steps_per_epoch=-1)
 
 
-def train(num_epochs: int = 2, **asked: Any) -> TrainerRunConfig:
+def train(num_epochs: int | None = 2, **asked: Any) -> TrainerRunConfig:
     """Train ten batches of 8 in an epoch, and return the config of the run."""
     trainer = make_trainer()
     trainer.train(samples(80), num_epochs, per_device_batch_size=8 // num_processes(), **asked)
@@ -143,6 +143,7 @@ def train(num_epochs: int = 2, **asked: Any) -> TrainerRunConfig:
         ({}, 10, 2, 20),
         ({"gradient_accumulation_steps": 4}, 3, 2, 6),
         ({"max_num_train_steps": 25}, 10, 3, 25),
+        ({"num_epochs": None, "max_num_train_steps": 25}, 10, 3, 25),
         ({"max_num_train_steps": 4, "gradient_accumulation_steps": 3}, 4, 1, 4),
         ({"order": Stages([32, 80, 40]), "num_epochs": 3}, 7, 3, 19),
         ({"order": Stages([32, 80, 40]), "max_num_train_steps": 5}, 7, 2, 5),

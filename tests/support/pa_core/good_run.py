@@ -58,7 +58,7 @@ def make_trainer(*callbacks: Any) -> Permissive:
     return Permissive(model, nn.CrossEntropyLoss(), optimizer, callbacks=everything)
 
 
-def train(trainer: Trainer[Any], *, epochs: int = 2, data: Any = TRAIN_DATA, **kwargs: Any) -> None:
+def train(trainer: Trainer[Any], *, epochs: int | None = 2, data: Any = TRAIN_DATA, **kwargs: Any) -> None:
     """A good run, but for what is passed."""
     arguments: dict[str, Any] = {"eval_dataset": EVAL_DATA, **kwargs}
     trainer.train(data, epochs, **arguments)

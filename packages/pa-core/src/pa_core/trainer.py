@@ -28,7 +28,7 @@ from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCal
 from pa_core.engine.modes import put_into_training, warn_of_pretrained_parts
 from pa_core.engine.parts import Part
 from pa_core.engine.prepare import check_data, fit_batches, require_usable
-from pa_core.engine.run_arguments import RunArguments
+from pa_core.engine.run_arguments import RunArguments, requested_epochs
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import require_ready, stopping_in_order
 from pa_core.engine.sanity_evaluation import sanity_evaluation
@@ -180,7 +180,7 @@ class Trainer(
     def train(
         self,
         train_dataset: Dataset[Any] | DataLoader[Any],
-        num_epochs: int,
+        num_epochs: int | None = None,
         eval_dataset: EvaluationData = None,
         per_device_batch_size: int | Literal["fit"] = DEFAULT_BATCH_SIZE,
         max_num_train_steps: int | None = None,
@@ -213,7 +213,7 @@ class Trainer(
         Args:
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
                 returned it: on several processes it is split, and the order of its samples is its own.
-            num_epochs: The number of epochs. It is ignored if you pass ``max_num_train_steps``.
+            num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
                 Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
                 names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap one in an ``EvaluationSet``
@@ -221,9 +221,9 @@ class Trainer(
             per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it
                 out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" takes as many as
                 fit into the memory of each device, which is tried before the run and undone.
-            max_num_train_steps: The number of optimizer updates of the run. If you pass
-                it, the run makes this many updates and ignores ``num_epochs``: 10,000 updates of 1,000 an epoch are ten
-                epochs, even with ``num_epochs=1``, and the run may end mid-epoch. Data without a length requires it.
+            max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000
+                updates of 1,000 an epoch are ten epochs, and the run may end mid-epoch. Data without a length
+                requires it.
             gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default is 1.
                 The gradient is computed for the mean loss over all samples of the update. The last group of an epoch
                 may be shorter.
@@ -282,7 +282,7 @@ class Trainer(
                 data=[train_data, *eval_sets.data.values()],
                 evaluation_sets=eval_sets.given,
                 per_device_batch_size=per_device_batch_size,
-                num_epochs=num_epochs,
+                num_epochs=requested_epochs(num_epochs, max_num_train_steps),
                 gradient_accumulation_steps=gradient_accumulation_steps,
                 samples_per_update=samples_per_update,
                 max_num_train_steps=max_num_train_steps,

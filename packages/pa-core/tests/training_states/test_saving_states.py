@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 from pa_checkpoint import ANY_PROCESSES, Folder, FolderLock, compare, load
 from pa_checkpoint import _folder as folder_lock
@@ -27,6 +28,7 @@ from pa_core import (
     Run,
     SaveTrainingStateCallback,
     StopTrainingError,
+    TrainerCallback,
     distributed,
     gather_objects,
 )
@@ -485,6 +487,28 @@ def test_only_a_run_can_have_a_folder_for_itself(tmp_path: Path) -> None:
     """Outside of one, nobody would ever release it."""
     with pytest.raises(ConfigurationError, match="outside of a run"):
         make_trainer().reserve_state_folder(tmp_path)
+
+
+def test_a_folder_is_reserved_only_where_the_state_can_be_saved(tmp_path: Path) -> None:
+    """A callback that saves in its own way learns before the first step what it could not save at the end."""
+
+    class Unsaveable(TrainerCallback):
+        @override
+        def state_dict(self) -> dict[str, Any]:
+            return {"lock": threading.Lock()}
+
+        @override
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            """There is nothing to load."""
+
+        @override
+        def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.reserve_state_folder(tmp_path)
+
+    trainer = make_trainer(Unsaveable())
+    with pytest.raises(CheckpointError, match="Unsaveable"):
+        train(trainer)
+    assert trainer.num_updates_completed == 0
 
 
 def test_a_second_run_from_the_same_state_is_another_run(tmp_path: Path) -> None:

@@ -330,14 +330,15 @@ def stand_ins(callbacks: Sequence[object]) -> list[_HasState]:
     return made
 
 
-def check_capture(run: AnyTrainer) -> Iterator[Finding]:
+def check_capture(run: AnyTrainer, folder: str) -> Iterator[Finding]:
     """Yield what could not be saved of a run whose block was entered.
 
     Args:
         run: The run, with stand-ins as callbacks.
+        folder: An empty folder.
     """
     try:
-        run.check_training_state()
+        run.reserve_state_folder(folder)
     except Exception as error:
         yield _not_saved(error)
 

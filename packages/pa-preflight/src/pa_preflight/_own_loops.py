@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -66,11 +67,15 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
     train = Samples(None)
     callbacks = list[Any](run.callback_handler.callbacks)
     try:
-        with trial(run, *stand_ins(callbacks), data=evaluated.values()), run:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            trial(run, *stand_ins(callbacks), data=evaluated.values()),
+            run,
+        ):
             model = trained_model(run)
             findings += check_model(model, (), run.named_optimizers())
             if any(isinstance(one, SaveTrainingStateCallback) for one in callbacks):
-                findings += check_capture(run)
+                findings += check_capture(run, folder)
             config, steps = run.run_config, run.epoch_lengths.steps_of(0) if run.epoch_lengths.are_known else 0
             split = getattr(run.train_dataloader, "split", None)
             last = config.train_per_device_batch_size if split is None else int(split.size(max(0, steps - 1)))

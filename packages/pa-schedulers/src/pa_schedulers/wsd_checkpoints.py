@@ -78,7 +78,6 @@ class WSDCheckpointCallback(TrainerCallback):
         scheduler = _scheduler_of(trainer)
         self._started_in = Path.cwd()
         trainer.reserve_state_folder(self.save_dir)
-        trainer.check_training_state()
         is_resumed = trainer.num_updates_completed > 0
         if self.initial_checkpoint is not None and not is_resumed:
             self._require_a_continuation(scheduler, self.initial_checkpoint)

@@ -145,7 +145,6 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._uploads = self._watch = self._newest = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
-        trainer.check_training_state()
         if distributed.rank() == 0:
             # A complete run saves nothing any more that would remove what a process that was killed has left.
             _remove(Folder(self._folder).remove_leftovers)

@@ -30,7 +30,7 @@ from pa_core.distributed.collectives import gather_without_rows, tensors_with_gr
 from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
 from pa_core.engine.parts import counting_samples, forget_gradients
 from pa_core.engine.prepare import check_data, fit_batches, place, require_usable, shard
-from pa_core.engine.run_arguments import RunArguments
+from pa_core.engine.run_arguments import RunArguments, requested_epochs
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import running, stopping_in_order
 from pa_core.engine.scheduler_stepping import SchedulerStepping
@@ -105,9 +105,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             models that they train. Models without an optimizer are placed on the device and saved in training states.
             None where ``create_optimizer_fn`` makes it.
         train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
-        num_epochs: The number of epochs. It is ignored if you pass ``max_num_train_steps``.
+        num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
         max_num_train_steps: The number of optimizer updates of the run. If you pass it, the run makes this many updates
-            and ignores ``num_epochs``, and may end mid-epoch.
+            and may end mid-epoch; it overrides ``num_epochs``.
         per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it out if you
             pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" begins with the largest
             batches; if one does not fit into the memory, the run ends with status 75, and the next start resumes with
@@ -126,7 +126,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         callbacks: Classes or instances; by default there are none, so that only the loop prints.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
         resume_from: A training state, or a folder of states (the newest valid one is used), or the URL of either; see
-            ``Trainer.train``.
+            ``Trainer.train``. The first loop of the block restores it, and not the block itself, so that it covers what
+            the script sets up before the loop.
         resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins a
             new run.
         resume_allow: Differences from the saved run that are accepted; see ``Trainer.train``.
@@ -227,11 +228,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             reproducible=reproducible,
         )
         with print_errors_once():
-            if num_epochs is None and max_num_train_steps is None:
-                raise ConfigurationError(
-                    "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example; a "
-                    "break ends the run earlier."
-                )
             self._train_data = DataArgument(
                 train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False, order=order
             )
@@ -239,7 +235,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 call=type(self).__qualname__,
                 data=[self._train_data],
                 per_device_batch_size=per_device_batch_size,
-                num_epochs=1 if num_epochs is None else num_epochs,
+                num_epochs=requested_epochs(num_epochs, max_num_train_steps),
                 gradient_accumulation_steps=gradient_accumulation_steps,
                 samples_per_update=samples_per_update,
                 max_num_train_steps=max_num_train_steps,

@@ -97,24 +97,14 @@ def local_process_zero_first(function: Callable[_P, _R] | None = None) -> BlockO
         >>> load()
         'downloaded once, then loaded by all'
     """
-    block = process_zero_first(local=True)
+    block = _local_first_after_connecting()
     return block if function is None else block(function)
 
 
 @contextmanager
-def process_zero_first(*, local: bool) -> Generator[None]:
-    """Let the process of rank zero run a block, or a function, before all others.
-
-    Args:
-        local: Whether one process of each machine is the first there.
-
-    Example:
-        >>> with process_zero_first(local=False):
-        ...     print("written to a shared disk, then read by all")
-        written to a shared disk, then read by all
-    """
+def _local_first_after_connecting() -> Generator[None]:
     _accelerate.process_state()
-    with rank_zero_first(local=local):
+    with rank_zero_first(local=True):
         yield
 
 

@@ -87,7 +87,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.user_warnings import warn_user, write_or_warn
-from pa_distributed import HangDetector, print_errors_once
+from pa_distributed import HangDetector, print_errors_once, rank_zero_first
 
 TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
@@ -455,11 +455,11 @@ class AnyTrainer(ABC):
             ...     print("downloaded once to a shared disk, then read by all")
             downloaded once to a shared disk, then read by all
         """
-        return processes.process_zero_first(local=False)
+        return rank_zero_first()
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
         """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
-        return processes.local_process_zero_first()
+        return rank_zero_first(local=True)
 
     @property
     def is_sharded(self) -> bool:
@@ -962,12 +962,12 @@ class AnyTrainer(ABC):
         return {"current_epoch": saved.current_epoch, **saved.extras}
 
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
-        """Keep other runs from saving their states into a folder until this run is over, no matter how it ends.
+        """Keep other runs out of a folder until this run is over, and check that its states can be saved there.
 
         Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
         when the run starts. The folder is made if it is missing. Where the run resumed from a state of another folder,
         or not from the newest one that the saved run has there, it is another run from now on: neither removes states
-        of the other.
+        of the other. Most optimizers make their state with the first update; it is looked at again after that.
 
         Args:
             folder: The folder.
@@ -982,7 +982,8 @@ class AnyTrainer(ABC):
             ConfigurationError: There is no run in progress.
             FolderInUseError: A run that is alive saves its states there.
             CheckpointError: Something is in the way of the file that says who uses the folder, or the object store
-                cannot be used.
+                cannot be used. Or something in the state, which is named, is neither a tensor nor plain, or could not
+                be loaded again.
             OSError: The folder cannot be made or written to.
 
         Example:
@@ -999,19 +1000,10 @@ class AnyTrainer(ABC):
             raise ConfigurationError(
                 "reserve_state_folder(...) was called outside of a run. Call it in on_training_run_start."
             )
-        return self._session.checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
-
-    def check_training_state(self) -> None:
-        """Raise an error, before training starts, for anything that cannot be saved in a training state.
-
-        Every process must call this, within a run. Most optimizers make their state with the first update; it is looked
-        at again after that.
-
-        Raises:
-            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
-                named. Of the optimizer's state this may be raised after the first update.
-        """
-        self._session.checkpointer.check(self)
+        checkpointer = self._session.checkpointer
+        continued = checkpointer.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
+        checkpointer.check(self)
+        return continued
 
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.

@@ -18,6 +18,23 @@ from pa_core.run_config import check_clip_threshold, check_count
 from pa_core.training_state.run_settings import check_resume_overrides
 
 
+def requested_epochs(num_epochs: int | None, max_num_train_steps: int | None) -> int:
+    """Return the number of epochs that a run was asked for; a limit of updates overrides it later.
+
+    Args:
+        num_epochs: The argument of ``train()`` or ``Run``.
+        max_num_train_steps: The argument beside it.
+
+    Raises:
+        ConfigurationError: Neither of them was passed.
+    """
+    if num_epochs is None and max_num_train_steps is None:
+        raise ConfigurationError(
+            "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example."
+        )
+    return 1 if num_epochs is None else num_epochs
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:
     """The arguments of ``train()``, ``evaluate()`` or ``Run``; the defaults are for calls that do not take them.
