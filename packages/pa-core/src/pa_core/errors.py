@@ -154,8 +154,9 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
 class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit
     """The machine is needed for something else: a training state was saved, and the process ends.
 
-    Like every ``SystemExit`` it ends a script that does not catch it, without a traceback and with its status: 75,
-    which stands for a temporary failure after which to try again (``EX_TEMPFAIL`` of ``sysexits.h``).
+    It is a ``SystemExit``, so ``except Exception`` lets it pass, and a script that does not catch it ends without a
+    traceback and with its status: 75, which stands for a temporary failure after which to try again (``EX_TEMPFAIL`` of
+    ``sysexits.h``).
 
     Attributes:
         STATUS: The exit status.
@@ -174,8 +175,8 @@ class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by 
 class SmallerBatchNeeded(SystemExit):  # no error: a script ends by it as by SystemExit
     """With ``per_device_batch_size="fit"``, the memory did not suffice: a note was written, and the process ends.
 
-    Start the script again with ``resume_from``: the run continues with smaller batches, and the same updates. The exit
-    status is 75, as after ``TrainingPreempted``.
+    Start the script again with ``resume_from``: the run continues with smaller batches, and the same updates. It is a
+    ``SystemExit`` with status 75, as ``TrainingPreempted`` is.
 
     Attributes:
         STATUS: The exit status.

@@ -94,7 +94,8 @@ class Trainer(
             You only need it for optimizers that read the shapes of their parameters when they are made.
         reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
             processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
-            micro-batches that updates are cut into. None, the default, promises equality up to rounding.
+            micro-batches that updates are cut into. None, the default, promises equality up to rounding. The value
+            says what is promised; ``trainer.reproducible`` is whether it is.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -230,8 +231,10 @@ class Trainer(
             gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
                 default, does not clip.
             create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
-                ``functools.partial`` may be ``TrainerPlaceholderValues``. Without a function, the run uses
-                ``trainer.scheduler``, which is the one that you assigned, or the scheduler of the previous run.
+                ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, whose length its
+                schedule fits, unlike ``create_optimizer_fn``, whose optimizer the trainer keeps. Without a function,
+                the run uses ``trainer.scheduler``, which is the one that you assigned, or the scheduler of the
+                previous run.
             train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
             eval_dataloader_kwargs: Arguments for the evaluation loader, which override the defaults.
             reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
@@ -264,13 +267,14 @@ class Trainer(
 
         Raises:
             ArgumentTypeError: An argument is another kind of thing.
-            ConfigurationError: An argument cannot work.
+            ConfigurationError: An argument cannot work, as a ``ValueError``.
+            DataError: Data, a loader or an order cannot work, which ``pa_data`` says, as a ``ValueError`` too.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             CheckpointNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
-            TrainingPreempted: The run was preempted, after saving a training state.
+            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
             SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:
-                it resumes with smaller ones.
+                it resumes with smaller ones. A ``SystemExit``.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         require_ready(self._session, "train")
@@ -359,7 +363,8 @@ class Trainer(
                 any kind. Each of several sets by name is evaluated, and its loss is recorded as
                 ``evaluation_NAME_loss``.
             per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
-                ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
+                ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run; an
+                8 that you pass is 8.
             dataloader_kwargs: Arguments for the loader, which override the defaults.
             collate_fn: Makes a batch of a
                 list of samples; None keeps the one of the run before.
@@ -371,6 +376,7 @@ class Trainer(
 
         Raises:
             ConfigurationError: There is no dataset, or an argument cannot work.
+            DataError: As ``train``.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         require_ready(self._session, "evaluate")

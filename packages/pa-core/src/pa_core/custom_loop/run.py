@@ -716,9 +716,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
             padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, including rows that the tensor had before, so
-                choose a value that no row of your data consists of. A process whose rows are all padding may have a
-                tensor of a different number of dimensions.
+                all processes. Rows that consist of it are left out, including rows that the tensor had before: 0 loses
+                each label 0. So choose a value that no row of your data consists of. A process whose rows are all
+                padding may have a tensor of a different number of dimensions.
             with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
                 the samples of all of them needs; each process has to use it in its loss then.
 

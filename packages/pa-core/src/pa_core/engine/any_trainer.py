@@ -531,7 +531,7 @@ class AnyTrainer(ABC):
         return self._session.dry_run(self, data)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
-        """Enter a context that is left when the run is over, no matter how it ends.
+        """Enter a context that is left when the run is over, no matter how it ends; for callbacks of all kinds.
 
         It outlasts the last events and everything that the run writes, including in the background. What is entered
         last is left first, with the exception that ends the run, if one does.
@@ -606,11 +606,14 @@ class AnyTrainer(ABC):
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """What ``add_module`` was given, by name: what a step calls."""
+        """What ``add_module`` was given, by name: what a step calls in addition to ``trainer.model``."""
         return self._setup.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
-        """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
+        """Return what the run trains, without wrappers, by name: "model", and the added modules.
+
+        Modules that no optimizer trains, such as a teacher, are in ``untrained_modules()``.
+        """
         return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
 
     def untrained_modules(self) -> dict[str, nn.Module]:
@@ -667,9 +670,9 @@ class AnyTrainer(ABC):
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
             padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, including rows that the tensor had before, so
-                choose a value that no row of your data consists of. A process whose rows are all padding may have a
-                tensor of a different number of dimensions.
+                all processes. Rows that consist of it are left out, including rows that the tensor had before: 0 loses
+                each label 0. So choose a value that no row of your data consists of. A process whose rows are all
+                padding may have a tensor of a different number of dimensions.
             with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
                 the samples of all of them needs; each process has to use it in its loss then.
 
@@ -714,7 +717,7 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether results are bit-for-bit identical on any number of processes."""
+        """Whether results are bit-for-bit identical on any number of processes: ``reproducible="any_processes"``."""
         return self._setup.reproducible
 
     def fingerprint(self) -> str:

@@ -19,11 +19,11 @@ from pa_core.training_state.run_settings import check_resume_overrides
 
 
 def requested_epochs(num_epochs: int | None, max_num_train_steps: int | None) -> int:
-    """Return the number of epochs that a run was asked for; a limit of updates overrides it later.
+    """Return the number of epochs of a run, which a limit of updates overrides later.
 
     Args:
-        num_epochs: The argument of ``train()`` or ``Run``.
-        max_num_train_steps: The argument beside it.
+        num_epochs: The argument of the same name.
+        max_num_train_steps: The argument of the same name.
 
     Raises:
         ConfigurationError: Neither of them was passed.
