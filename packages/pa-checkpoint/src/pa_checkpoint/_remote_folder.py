@@ -352,6 +352,21 @@ class RemoteFolder:
         """The folder."""
         return self._store.url
 
+    def explained(self, problem: str, place: object, error: Exception) -> CheckpointError:
+        """Return an error of this folder with what was to be done, and without what of its URL is secret.
+
+        Args:
+            problem: What has failed.
+            place: What that was to be done with.
+            error: What was raised. It is the cause of the new one, unless its traceback could show secrets.
+        """
+        reason, do = message_of(error, self.url), "See whether the checkpoint is still there."
+        if isinstance(error, CheckpointError):
+            reason, do = f"{error.problem} {error.given}", error.do
+        explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)
+        explained.__cause__ = safe_cause(error, self.url)
+        return explained
+
     # What is there
 
     def states(self) -> list[RemoteCheckpoint]:

@@ -21,17 +21,9 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from pa_data._kept_tensors import KeptTensors
+from pa_data._state_marks import PLAIN, is_array, is_generator, set_state_of, state_of
 from pa_data._torch import BUFFERS
-from pa_data.state_search import (
-    PLAIN,
-    find_state,
-    is_array,
-    is_generator,
-    is_of_script,
-    names_in,
-    set_state_of,
-    state_of,
-)
+from pa_data.state_search import find_state, is_of_script, names_in
 
 __all__ = ["KeptState"]
 

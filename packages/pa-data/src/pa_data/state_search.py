@@ -42,8 +42,6 @@ __all__ = [
     "is_plain",
     "mark_of",
     "names_in",
-    "set_state_of",
-    "state_of",
 ]
 
 _STDLIB: Final = str(Path(inspect.__file__).parent)
@@ -109,6 +107,19 @@ class Found(NamedTuple):
     def mark(self) -> object:
         """What equals the mark of the same value, as long as that has not changed."""
         return mark_of(self.value)
+
+    @property
+    def generator_state(self) -> Any:
+        """The state of the value, which is a generator."""
+        return state_of(self.value)
+
+    def set_generator_state(self, state: Any) -> None:
+        """Restore the state of the value, which is a generator.
+
+        Args:
+            state: What ``generator_state`` of one of the same kind was.
+        """
+        set_state_of(self.value, state)
 
     def attributes_of_owner(self) -> dict[str, object]:
         """Return the attributes of the object that holds the value; properties are not among them."""
@@ -404,22 +415,22 @@ def attributes_of(value: object) -> dict[str, object]:
     return found
 
 
-def generators_of_loader(loader: object) -> dict[str, Any]:
-    """Return the generators that a loader, its samplers and its dataset have as attributes, by place.
+def generators_of_loader(loader: object) -> list[Found]:
+    """Return the generators that a loader, its samplers and its dataset have as attributes.
 
     Args:
         loader: Any iterable.
 
     Example:
-        >>> list(generators_of_loader(DataLoader(range(8), generator=torch.Generator())))
+        >>> [found.place for found in generators_of_loader(DataLoader(range(8), generator=torch.Generator()))]
         ['loader.generator']
     """
-    return {
-        f"{path}.{name}": value
+    return [
+        Found(f"{path}.{name}", part, name, value)
         for path, part in loader_parts(loader).items()
         for name, value in attributes_of(part).items()
         if is_generator(value)
-    }
+    ]
 
 
 @functools.cache

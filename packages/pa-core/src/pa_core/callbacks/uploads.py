@@ -15,7 +15,7 @@ from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import ConfigurationError, TrainingPreempted
 from pa_core.training_state.fetched_states import url_of
 from pa_core.user_warnings import warn_user
-from pa_data.errors import message_of, safe_cause, without_secrets
+from pa_data.errors import without_secrets
 from pa_distributed import run_while_others_wait
 
 _SECONDS_WITHOUT_A_WORD = 2.0
@@ -221,25 +221,16 @@ class Uploads:
             if isinstance(error, CheckpointNotFoundError) and len(self._unsent) > 1:
                 return None  # it was removed, as newer ones wait
             problem = f"A training state was not sent to the object store {self.store.url}."
-            return _explained(problem, state, self.store.url, error)
+            return self.store.explained(problem, state, error)
         try:
             if self._max_checkpoints is not None:
                 self.store.keep(self._max_checkpoints, run)
         except Exception as error:  # as above
             problem = "Training states that are no longer needed were not removed from the object store."
-            return _explained(problem, self.store.url, self.store.url, error)
+            return self.store.explained(problem, self.store.url, error)
         return None
 
 
 def warn_that_it_continues(error: CheckpointError) -> None:
     """Warn about what takes room, or is not sent, and does not end the run."""
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
-
-
-def _explained(problem: str, place: object, url: str, error: Exception) -> CheckpointError:
-    reason, do = message_of(error, url), "See whether the state is still there."
-    if isinstance(error, CheckpointError):
-        reason, do = f"{error.problem} {error.given}", error.do
-    explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)
-    explained.__cause__ = safe_cause(error, url)
-    return explained

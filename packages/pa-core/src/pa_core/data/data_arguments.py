@@ -131,18 +131,18 @@ def check_arguments_of_loaders(
         ConfigurationError: An argument has no effect.
     """
     of_datasets = [one for one in given if one.loader is None and one.data is not None]
-    if any(
-        one.purpose == "eval" or not order_makes_batches(one.order, one.data, one.kwargs or {}) for one in of_datasets
-    ):
+    orders = [
+        None if one.purpose == "eval" else order_that_makes_batches(one.order, one.data, one.kwargs or {})
+        for one in of_datasets
+    ]
+    if None in orders:
         return  # a batch size has an effect on the loader of this one
-    for one in of_datasets:
-        if per_device_batch_size != DEFAULT_BATCH_SIZE:
-            order = order_of_dataset(one.data) if one.order is None else one.order
-            kind = type(order).__name__
-            raise ConfigurationError(
-                "per_device_batch_size has no effect with an order that makes the batches. Leave out "
-                f"per_device_batch_size={per_device_batch_size}, and give {kind} what it makes its batches by."
-            )
+    if orders and per_device_batch_size != DEFAULT_BATCH_SIZE:
+        raise ConfigurationError(
+            "per_device_batch_size has no effect with an order that makes the batches. Leave out "
+            f"per_device_batch_size={per_device_batch_size}, and give {type(orders[0]).__name__} what it makes its "
+            "batches by."
+        )
     for one in () if of_datasets else given:
         if one.loader is None:
             continue
@@ -210,8 +210,8 @@ def _is_inputs_and_targets(data: Any) -> bool:
     return issubclass(kind, tuple) or (inputs != targets and inputs[:1] == targets[:1])
 
 
-def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the order of a training run makes the batches, so that there is no batch size to choose.
+def order_that_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[str, Any]) -> Order | None:
+    """Return the order of a training run if it makes the batches, so that there is no batch size to choose.
 
     Args:
         order: As passed to the run.
@@ -220,7 +220,7 @@ def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[st
     """
     if order is None and all(kwargs.get(name) is None for name in _DECIDES_THE_ORDER if name != "shuffle"):
         order = order_of_dataset(dataset) if kwargs.get("shuffle", True) else None
-    return order is not None and order.makes_batches
+    return order if order is not None and order.makes_batches else None
 
 
 def _check_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from pa_core.data.data_arguments import (
     DataArgument,
     batch_size_of,
     describe_lost_order,
-    order_makes_batches,
+    order_that_makes_batches,
     without_effect_on_loader,
 )
 from pa_core.data.split_sampler import (
@@ -220,7 +220,7 @@ class Loaders:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset`` unless
             batches are fixed and it has a length.
         """
-        if purpose == "train" and order_makes_batches(self._order, dataset, asked or {}):
+        if purpose == "train" and order_that_makes_batches(self._order, dataset, asked or {}) is not None:
             defaults = {name: value for name, value in defaults.items() if name != "batch_size"}
         is_stream = isinstance(dataset, IterableDataset)
         is_cut = is_stream and self._fixed_batches and length_of(dataset) is not None

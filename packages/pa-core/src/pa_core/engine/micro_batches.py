@@ -14,7 +14,7 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
 from pa_core.types import SizedIterable
-from pa_data import Split
+from pa_data import KeyedDataLoader
 
 _END, _NOT_YET = object(), object()
 
@@ -86,14 +86,19 @@ def micro_batches(
         own = _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
         return chain(own, _without_samples(count, steps_done, accumulation_steps)) if count.ends_alone else own
     limit = None if limit is None else limit - steps_done
-    return _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
+    return _of_keyed_loader(keyed, limit, batches, accumulation_steps, rank, steps_done)
 
 
 def _of_keyed_loader(
-    split: Split, limit: int | None, batches: Iterable[Any], accumulation_steps: int, rank: int, steps_done: int
+    loader: KeyedDataLoader[Any],
+    limit: int | None,
+    batches: Iterable[Any],
+    accumulation_steps: int,
+    rank: int,
+    steps_done: int,
 ) -> Iterator[tuple[BatchPlace, Any]]:
     """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
-    arriving = iter(batches)
+    split, arriving = loader.split, iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
     cut = split if split.fixed_batches else None
     share = split.num_processes if cut is None else 1  # gradients are averaged, or added up

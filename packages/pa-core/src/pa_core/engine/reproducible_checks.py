@@ -9,11 +9,10 @@ from torch import nn
 
 from pa_core._tensors import is_sharded_module
 from pa_core.data.custom_loader import describe_loader, innermost, is_keyed, is_slice
-from pa_core.data.data_arguments import DataArgument, order_makes_batches
+from pa_core.data.data_arguments import DataArgument, order_that_makes_batches
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
-from pa_data.orders import order_of_dataset
 
 _WAY_OUT = "or leave reproducible out, with which means agree to 1e-12 on any number of processes."
 
@@ -56,8 +55,7 @@ def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None
         if one.purpose == "eval" or one.loader is not None:
             continue
         kwargs = one.kwargs or {}
-        if order_makes_batches(one.order, one.data, kwargs):
-            order = order_of_dataset(one.data) if one.order is None else one.order
+        if (order := order_that_makes_batches(one.order, one.data, kwargs)) is not None:
             raise ConfigurationError(
                 "A reproducible run makes its batches itself, by position in the order of the samples.",
                 given=f"the order {type(order).__name__}, whose batches of any size make updates of any size",

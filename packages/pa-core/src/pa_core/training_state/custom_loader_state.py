@@ -31,7 +31,7 @@ from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import say
 from pa_data import loader_parts, move_to_device
 from pa_data.rng import capture_rng_state, restore_rng_state
-from pa_data.state_search import generators_of_loader, set_state_of, state_of
+from pa_data.state_search import generators_of_loader
 
 
 class CustomLoaderState:
@@ -389,7 +389,7 @@ def capture_generators(loader: object) -> dict[str, Any]:
         >>> [int(sample) for sample in loader] == first
         True
     """
-    return {name: state_of(generator) for name, generator in generators_of_loader(loader).items()}
+    return {found.place: found.generator_state for found in generators_of_loader(loader)}
 
 
 def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
@@ -399,11 +399,11 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
         loader: A loader that is made as the one whose generators were captured.
         states: What ``capture_generators`` returned.
     """
-    for name, generator in generators_of_loader(loader).items():
-        if name in states:
-            where = f"a training state with the generator {name} of {describe_loader(loader)}"
+    for found in generators_of_loader(loader):
+        if found.place in states:
+            where = f"a training state with the generator {found.place} of {describe_loader(loader)}"
             with refusals_explained(partial(does_not_fit, loader, where, ""), passing=(StopTrainingError,)):
-                set_state_of(generator, states[name])
+                found.set_generator_state(states[found.place])
 
 
 def _of_evaluation(run: ResumableRun) -> dict[str, SizedIterable]:

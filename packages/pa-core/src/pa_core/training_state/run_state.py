@@ -44,7 +44,7 @@ from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import Shuffled
-from pa_data.rng import mix, restore_rng_state, seed_rng
+from pa_data.rng import restore_rng_state, seed_rng
 
 _RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
@@ -433,7 +433,7 @@ class SavedRun:
         if self._is_split_as_before():
             restore_rng_state(self._ranks[rank].streams, run.device)
         else:
-            seed_rng(0, mix(self.seed, self.position.updates), rank, device=run.device)
+            seed_rng(0, self.seed, self.position.updates, rank, device=run.device)
 
     def restore_losses(self, run: ResumableRun) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""

@@ -249,7 +249,7 @@ def _saved_with_loader(run: ResumableRun) -> list[object]:
     loader = innermost(run.train_dataloader)
     if is_keyed(loader):
         return []
-    return [*generators_of_loader(loader).values()]
+    return [found.value for found in generators_of_loader(loader)]
 
 
 def _was_tensor(before: _Before | None) -> bool:

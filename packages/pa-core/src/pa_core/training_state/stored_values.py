@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pa_checkpoint import CheckpointError, Writer
-from pa_data.state_search import Found, set_state_of, state_of
+from pa_data.state_search import Found
 
 _MOST_NUMBERS = 65_536
 
@@ -64,7 +64,7 @@ class StoredValue(NamedTuple):
         """
         present = None if found is None else found.value
         if self.kind == "generator":
-            return found is not None and found.is_generator and _set_state(present, self.value)
+            return found is not None and found.is_generator and _set_state(found, self.value)
         if self.kind == "enum":
             kind: Any = type(present)
             return isinstance(present, Enum) and self.value in kind.__members__ and self._set(owner, kind[self.value])
@@ -112,7 +112,7 @@ def _pack(found: Found) -> tuple[str, Any] | None:
     if isinstance(value, Enum):
         packed = "enum", value.name
     elif found.is_generator:
-        packed = "generator", copy.deepcopy(state_of(value))
+        packed = "generator", copy.deepcopy(found.generator_state)
     elif isinstance(value, itertools.count):
         packed = "count", [*ast.literal_eval(repr(cast("object", value)).removeprefix("count").replace(")", ",)"))]
     elif found.is_array:
@@ -156,9 +156,9 @@ def _unpack(kind: str, value: Any) -> Any:
     return value
 
 
-def _set_state(generator: object, state: object) -> bool:
+def _set_state(found: Found, state: object) -> bool:
     try:
-        set_state_of(generator, state)
+        found.set_generator_state(state)
     except (KeyError, RuntimeError, TypeError, ValueError):  # of another kind
         return False
     return True
