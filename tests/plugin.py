@@ -151,7 +151,9 @@ def _runs_tests(config: pytest.Config) -> bool:
 
 
 def _wrong_installation(expected: set[str]) -> str | None:
-    """What is wrong with the installed distributions: missing, undeclared, or not from a wheel."""
+    """What is wrong with the installed distributions: unknown, missing, undeclared, or not from a wheel."""
+    if unknown := sorted(expected - DISTRIBUTIONS.keys()):
+        return f"no distribution of the workspace is called {', '.join(unknown)}"
     for distribution, package in DISTRIBUTIONS.items():
         spec = importlib.util.find_spec(package)
         if distribution not in expected:
