@@ -139,8 +139,8 @@ class AnyUpdate:
         """Update the weights by the gradients of the batches.
 
         On several processes it waits for the gradients and flags of all of them; on an accelerator, flags are read two
-        updates late, so that the host does not wait. In fp16 it waits for the device, to see whether gradients
-        overflowed. Nothing else waits, and nothing is written to disk before the update has ended.
+        updates late, so that the host does not wait. The first updates also compare weights. In fp16 it waits for the
+        device, to see whether gradients overflowed. States are written when the update has ended.
 
         Args:
             part: What is updated.
