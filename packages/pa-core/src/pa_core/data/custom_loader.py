@@ -264,11 +264,6 @@ def has_exact_state(dataset: object) -> bool:
         return False
     if type(dataset).__module__.partition(".")[0] != "datasets":
         return True
-    waiting: list[object] = [getattr(dataset, "_ex_iterable", None)]
-    while waiting:
-        part = waiting.pop()
-        if "BufferShuffled" in type(part).__name__:
-            return False
-        inner: list[object] = getattr(part, "ex_iterables", None) or []
-        waiting += [one for one in (getattr(part, "ex_iterable", None), *inner) if one is not None]
-    return True
+    from pa_core.data.early_draws import is_shuffled_in_buffer  # of use for streams of Hugging Face alone
+
+    return not is_shuffled_in_buffer(dataset)

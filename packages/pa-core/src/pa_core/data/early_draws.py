@@ -41,6 +41,15 @@ def warn_of_early_draws(dataset: object) -> None:
         )
 
 
+def is_shuffled_in_buffer(dataset: object) -> bool:
+    """Return whether a streaming dataset of Hugging Face, or a part of it, shuffles its samples in a buffer.
+
+    Args:
+        dataset: The dataset.
+    """
+    return any(True for _ in _before_shuffles(getattr(dataset, "_ex_iterable", None)))
+
+
 def _before_shuffles(part: object, is_before: bool = False) -> Iterator[object]:
     """Iterate over the functions of a stream that make what a buffer shuffles, from its end to its beginning."""
     while part is not None:

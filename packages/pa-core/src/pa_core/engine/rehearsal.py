@@ -7,7 +7,6 @@ rehearsal does is undone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -18,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pa_core._tensors import buffers_of_module, parameters_of_module
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.training_state.script_state import read_clocks, was_read_since
 from pa_data import map_tensors
 from pa_data.state_search import Snapshot
 
@@ -55,7 +55,7 @@ class Rehearsal:
         Raises:
             UnsupportedConfigurationError: It does.
         """
-        started = _clocks()
+        clocks = read_clocks()
         self._disturb_weights()
         first, after_first = self._results(batch)
         second, after_second = self._results(batch)  # what alternates is the same after the other one
@@ -66,7 +66,8 @@ class Rehearsal:
         last, after_last = self._results(batch)
         differs = {*after_first.changed(after_second), *after_first.changed(after_last)}
         moved = [place for place in after_other.changed(after_last) if place in differs]
-        moved = [place for place in moved if not _is_time(after_last, place, started)]
+        notes = after_last.notes
+        moved = [place for place in moved if place not in notes or not was_read_since(clocks, notes[place].mark)]
         if moved or not (_are_equal(first, second) and _are_equal(first, last)):
             raise _depends(moved)
 
@@ -111,15 +112,6 @@ def _in_other_order(batch: Any) -> Any:
     if isinstance(batch, PackedSequence):
         return batch
     return map_tensors(batch, lambda one: one.flip(0) if one.dim() and one.layout is torch.strided else one)
-
-
-def _clocks() -> tuple[float, ...]:
-    return time.time(), time.monotonic(), time.perf_counter()
-
-
-def _is_time(later: Snapshot, place: str, started: tuple[float, ...]) -> bool:
-    mark = later.notes[place].mark if place in later.notes else None
-    return type(mark) is float and any(since <= mark <= now for since, now in zip(started, _clocks(), strict=True))
 
 
 def _depends(places: Sequence[str]) -> UnsupportedConfigurationError:

@@ -44,7 +44,7 @@ class ScriptState:
     """
 
     def __init__(self, run: ResumableRun, registered: Sequence[object]) -> None:
-        self._clocks = _read_clocks()
+        self._clocks = read_clocks()
         self._before = dict[str, _Before]()
         self._by_identity = dict[int, _Before]()
         self._owners = {name: type(one) for name, one in _roots(run).items()}
@@ -105,7 +105,7 @@ class ScriptState:
         """Whether a value means nothing in another process: a reading of a clock, or that something was made."""
         value = found.value
         if type(value) is float:
-            return self._is_time(value)
+            return was_read_since(self._clocks, value)
         if type(value) is tuple:
             parts = cast("tuple[object, ...]", value)
             return any(self._begins_anew(found._replace(value=one)) for one in parts if type(one) is float)
@@ -127,7 +127,7 @@ class ScriptState:
     def _are_counts(self, before: Any, now: Any) -> bool:
         """Whether numbers have changed in their places within a container; what grows is mostly a cache or a log."""
         if type(now) in (int, float):
-            return type(before) in (int, float) and before != now and not self._is_time(now)
+            return type(before) in (int, float) and before != now and not was_read_since(self._clocks, now)
         if {type(before), type(now)} != {tuple}:
             return False
         if now and isinstance(now[0], type):
@@ -136,11 +136,6 @@ class ScriptState:
             if issubclass(now[0], dict) and before[1][0] != now[1][0]:  # other keys
                 return False
         return len(before) == len(now) and any(map(self._are_counts, before, now))
-
-    def _is_time(self, value: object) -> bool:
-        return isinstance(value, float) and any(
-            since <= value <= now for since, now in zip(self._clocks, _read_clocks(), strict=True)
-        )
 
     def _is_within_module(self, found: Found) -> bool:
         """Whether a module leads to a value: what it has made within steps may belong to one pass alone."""
@@ -274,8 +269,26 @@ def _with_value(found: Found) -> set[str]:
     return {name for name, value in attributes.items() if not isinstance(value, bool | int | float | str | None)}
 
 
-def _read_clocks() -> tuple[float, ...]:
+def read_clocks() -> tuple[float, ...]:
+    """Return what the clocks of this process say."""
     return time.time(), time.monotonic(), time.perf_counter(), time.process_time()
+
+
+def was_read_since(clocks: Iterable[float], value: object) -> bool:
+    """Return whether a value is what a clock has said between an earlier moment and now.
+
+    Args:
+        clocks: What the clocks said at that moment.
+        value: Any value.
+
+    Example:
+        >>> clocks = read_clocks()
+        >>> was_read_since(clocks, time.time()), was_read_since(clocks, 0.5)
+        (True, False)
+    """
+    return isinstance(value, float) and any(
+        since <= value <= now for since, now in zip(clocks, read_clocks(), strict=True)
+    )
 
 
 def _names_in(states: object) -> Iterator[str]:
