@@ -241,7 +241,7 @@ class AnyTrainer(ABC):
 
         Example:
             >>> from pa_core import Trainer
-            >>> from pa_core.engine.exchange import Exchange, create_exchange, require_exact
+            >>> from pa_core.engine.exchange import Alone, Exchange
             >>> class CountUpdates(Alone):
             ...     num_updates = 0
             ...     def end_update(self) -> None:
