@@ -359,6 +359,11 @@ class RemoteFolder:
             problem: What has failed.
             place: What that was to be done with.
             error: What was raised. It is the cause of the new one, unless its traceback could show secrets.
+
+        Example:
+            >>> store = RemoteFolder("memory://me:secret@bucket/states")
+            >>> store.explained("A checkpoint was not sent.", "step_100", OSError("secret is wrong")).given
+            'step_100: OSError: *** is wrong'
         """
         reason, do = message_of(error, self.url), "See whether the checkpoint is still there."
         if isinstance(error, CheckpointError):
