@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -167,3 +169,34 @@ def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None
         assert trainer.num_updates_completed == 3
         weights.append(weights_of(trainer.model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("runs", [0, 1, 2])
+def test_a_trainer_can_be_copied_before_its_first_run_and_after_any(runs: int) -> None:
+    """The copy trains what it has a copy of."""
+    trainer = make_trainer()
+    if runs > 0:
+        trainer.train(samples(8), 1)
+    if runs > 1:
+        trainer.evaluate(samples(8))
+    copied = copy.deepcopy(trainer)
+    copied.train(samples(8), 1)
+    assert copied.num_updates_completed > 0
+    assert copied.model is not trainer.model
+
+
+def test_nothing_of_the_run_before_stays_in_memory() -> None:
+    """Its dataset can be collected as soon as the next run trains."""
+    seen: list[bool] = []
+
+    def look(_: object) -> None:
+        gc.collect()
+        seen.append(before() is not None)
+
+    trainer = make_trainer(Trainer, CallAt("on_train_epoch_start", look))
+    data = samples(8)
+    before = weakref.ref(data)
+    trainer.train(data, 1)
+    del data
+    trainer.train(samples(8), 1)
+    assert seen == [True, False]

@@ -297,3 +297,28 @@ def test_a_step_that_stops_on_one_rank_before_its_first_backward_pass_ends_the_r
     trainer.train(TensorDataset(torch.ones(32, 8), torch.ones(32, 1)), 1, per_device_batch_size=8)
     assert trainer.num_updates_completed == 0
     assert all(torch.equal(one, was) for one, was in zip(model.parameters(), before, strict=True))
+
+
+class StopsInItsScheduler(Trainer):
+    """Requests a stop in the second step of its scheduler, of which the others learn two updates later."""
+
+    @override
+    def training_run_start(self) -> None:
+        self._session.rank_sync.reader = LateReader(delay=2)
+
+    @override
+    def scheduler_step(self) -> None:
+        if self.num_updates_completed == 1:
+            raise StopTrainingError("the learning rate is low")
+
+
+def test_a_stop_in_the_step_of_a_scheduler_leaves_no_gradient_to_the_updates_that_follow() -> None:
+    """Until all processes know of it, updates are those of a run without a stop."""
+    gradients: list[object] = []
+    note = CallAt("on_optimizer_step_end", lambda trainer: gradients.append(trainer.model.weight.grad))
+    model = nn.Linear(2, 1)
+    trainer = StopsInItsScheduler(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[note])
+    data = TensorDataset(torch.ones(64, 2), torch.ones(64, 1))
+    trainer.train(data, 1, per_device_batch_size=4)
+    assert gradients
+    assert gradients == [None] * len(gradients)

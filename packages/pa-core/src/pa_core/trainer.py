@@ -636,16 +636,22 @@ class Trainer(
             optimizer.step()
 
     def _update_weights(self, _part: Part, overflowed: bool) -> None:
-        added = self._setup.added.optimizers
-        self._clip_gradients()
-        if not overflowed:
-            self.optimizer_step()
-            for optimizer in added.values():
-                optimizer.step()
-            if self._session.arguments.stepping.after == "update":
-                self._step_schedulers()
+        try:
+            self._clip_gradients()
+            if not overflowed:
+                self.optimizer_step()
+                for optimizer in self._setup.added.optimizers.values():
+                    optimizer.step()
+                if self._session.arguments.stepping.after == "update":
+                    self._step_schedulers()
+        except StopTrainingError:  # other processes may make further updates before they know
+            self._clear_gradients()
+            raise
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
         self.optimizer_zero_grad()
-        for optimizer in added.values():
+        for optimizer in self._setup.added.optimizers.values():
             optimizer.zero_grad()
 
     def _step_schedulers(self) -> None:

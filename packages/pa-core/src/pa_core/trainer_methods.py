@@ -209,13 +209,15 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         seed: int | None = None,
     ) -> Generator[None]:
         """Return the context of a run, with a new session."""
-        before = self._session
+        eval_sets = eval_sets or self._session.eval_sets
+        means = None if parts else self._session.means
 
         def begin() -> Session:
-            self._session = Session(self, self._setup, self._hooks, arguments, parts, eval_sets or before.eval_sets)
+            self._session = Session(self, self._setup, self._hooks, arguments, parts, eval_sets, means)
             return self._session
 
-        with running(before, kind, begin, describe_arguments or arguments.describe, seed):
+        in_progress = self._session.running
+        with running(self._setup, kind, in_progress, begin, describe_arguments or arguments.describe, seed):
             yield
 
     # Predictions

@@ -28,10 +28,12 @@ from pa_core import (
     Run,
     SaveTrainingStateCallback,
     StopTrainingError,
+    Trainer,
     TrainerCallback,
     distributed,
     gather_objects,
 )
+from tests import small_runs
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.disks import full_disk
@@ -687,3 +689,25 @@ def test_states_of_one_run_are_the_same_on_any_number_of_processes(launch: Launc
         one, two = (tmp_path / str(ranks) / name for ranks in (1, 2))
         assert compare(one, two, ANY_PROCESSES) is None
         assert compare(one, two, "history.*seconds") is not None
+
+
+def test_a_requested_state_is_saved_although_a_callback_stops_the_run_at_that_moment(tmp_path: Path) -> None:
+    """The stop of the event before the save leaves the request, which is served when the run ends."""
+
+    class StopsOnce(TrainerCallback):
+        has_stopped = False
+
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 2:
+                trainer.save_training_state(tmp_path / "state")
+
+        @override
+        def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            if not self.has_stopped:
+                self.has_stopped = True
+                raise StopTrainingError
+
+    trainer = small_runs.make_trainer(Trainer, StopsOnce())
+    trainer.train(small_runs.samples(32), 1, per_device_batch_size=4)
+    assert (tmp_path / "state").is_dir()

@@ -46,10 +46,10 @@ class _Flat:
 
     def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int, num_notes: int) -> None:
         like = parameters[0]
-        numel_of_notes = num_notes * 8 // like.element_size()
+        numel_of_notes = -(-num_notes * 8 // like.element_size())
         self.whole = torch.zeros(numel + numel_of_notes, dtype=like.dtype, device=like.device)
         self.tensor, notes = self.whole.split_with_sizes([numel, numel_of_notes])
-        self.notes = notes.view(torch.float64)
+        self.notes = notes.view(torch.float64)[:num_notes]
         pieces = zip(torch.split(self.tensor[: sum(sizes)], list(sizes)), parameters, strict=True)
         self.views = [
             piece.as_strided(one.shape, torch.empty_like(one, device="meta").stride()) for piece, one in pieces

@@ -350,7 +350,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.callback(_block_is_open.reset, _block_is_open.set(True))
-            block.enter_context(running(self._session, "train", self._begin_session, arguments.describe))
+            begin, in_progress = self._begin_session, self._session.running
+            block.enter_context(running(self._setup, "train", in_progress, begin, arguments.describe))
             self._session.find_state(arguments)
             loaders, size = self._setup.loaders, arguments.batch_size
             loader = loaders.take(self._train_data, self._create_train_loader, size, arguments.samples_per_update)
@@ -587,7 +588,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self._forget_gradients()
                 for one in self._parts.values():
                     one.accumulation.items = 0.0
-                session.exchange.end_update()
+                session.exchange.drop_update()
                 raise
             finally:
                 self._update = around

@@ -278,7 +278,9 @@ class Update(AnyUpdate, Generic[BatchT]):
         is_made = self._make_step(part, at_once=at_once, is_first=is_first)
         session.updates_of_batch += is_first
         self._stepped.add(part.name)
-        if not self._are_several:  # of several, at the end of the body of the update
+        if self._are_several:  # the update ends with its body
+            session.exchange.end_step(part)
+        else:
             self._finish(is_made=is_made)
         return is_made
 

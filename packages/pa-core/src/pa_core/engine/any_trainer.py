@@ -75,7 +75,7 @@ from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHi
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.checkpointer import StateRequest
 from pa_core.training_state.fetched_states import fetched
-from pa_core.training_state.progress import Stage
+from pa_core.training_state.progress import Progress, Stage
 from pa_core.training_state.saved_runs import find_saved_run
 from pa_core.types import (
     LossFunction,
@@ -191,7 +191,7 @@ class AnyTrainer(ABC):
         compatibility.require_usable(accelerator, arguments, model)
         self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
         self._setup.exchange = exchange = self.create_exchange()
-        self._session = RunState(self._setup, {}, EvaluationSets())
+        self._session = RunState(self._setup, {}, EvaluationSets(), Progress())
         require_exact(exchange, reproducible=reproducible is not None)
 
     @override
@@ -1285,6 +1285,7 @@ class CallbackHandler(Generic[_TrainerT]):
     Attributes:
         callbacks: The registered callbacks.
         heard: The events that any callback implements, each with its ``listeners``: a step looks here before it calls.
+            Made when a run starts, and when a callback is added or removed.
 
     Raises:
         ValueError: A callback of the same class is registered already.

@@ -54,6 +54,7 @@ class Exchange(Protocol):
                     start_batch     then the forward pass; before the backward passes of the last batch:
                     start_last_pass
                 finish              for each part whose optimizer is stepped, before the step
+                end_step            after the step, where there are several parts
                 end_update          or drop_update, where no step is made
             end_epoch
         close
@@ -135,8 +136,16 @@ class Exchange(Protocol):
         """
         ...
 
+    def end_step(self, part: Part) -> None:
+        """End the step of one of several parts: its gradients were used, and others may still be computed.
+
+        Args:
+            part: What was trained.
+        """
+        ...
+
     def end_update(self) -> int | None:
-        """End an update, before its last event: its steps were made, or left out as gradients overflowed in fp16.
+        """End an update, and all steps that are left, before its last event; an overflow in fp16 may have skipped them.
 
         Returns:
             The weight of values that this process logs from now on; None for the samples of its last batch.
@@ -218,6 +227,9 @@ class Alone:
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Return None, as there is nobody to tell."""
         return None
+
+    def end_step(self, part: Part) -> None:
+        """Do nothing."""
 
     def end_update(self) -> int | None:
         """Return None."""
@@ -340,6 +352,17 @@ class Averaged(Alone):
         return sums
 
     @override
+    def end_step(self, part: Part) -> None:
+        """From here on, gradients of the part stay on their process."""
+        self._exchanges[part].end_update()
+
+    @override
+    def drop_update(self) -> None:
+        """From here on, gradients stay on their process."""
+        for exchange in self._exchanges.values():
+            exchange.end_update()
+
+    @override
     def end_update(self) -> int | None:
         """From here on, gradients stay on their process."""
         for exchange in self._exchanges.values():
@@ -456,6 +479,11 @@ class Tree(Alone):
             self._trees[part].finish(())
             return None
         return self._trees[part].finish(flags())
+
+    @override
+    def end_step(self, part: Part) -> None:
+        """Keep the buffers."""
+        self._trees[part].end_update()
 
     @override
     def end_update(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from pa_core.engine.any_trainer import AnyTrainer
 from pa_core.engine.exchange import Exchange
 from pa_core.engine.parts import Part
 from pa_core.engine.scheduler_stepping import SchedulerStepping
-from pa_core.engine.setup import RunState
 from pa_core.errors import ConfigurationError
+from pa_core.training_state.progress import Progress
 
 NUM_FIRST_UPDATES = 2
 """What happens between two steps shows in the second of them."""
@@ -221,7 +222,9 @@ class OwnSteps:
 
     Args:
         trainer: The trainer.
-        run: The run.
+        exchange: What exchanges gradients.
+        parts: What the run trains, by the name of the optimizer.
+        progress: How far the run has come.
         looks_at_gradients: Whether the backward pass is the trainer's own.
         looks_at_optimizer: Whether the run alone steps the optimizer.
         steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
@@ -233,21 +236,27 @@ class OwnSteps:
     def __init__(
         self,
         trainer: AnyTrainer,
-        run: RunState,
+        exchange: Exchange,
+        parts: Mapping[str, Part],
+        progress: Progress,
         *,
         looks_at_gradients: bool,
         looks_at_optimizer: bool,
         steps_scheduler_itself: bool,
     ) -> None:
-        self._trainer, self._run = trainer, run
+        self._trainer, self._exchange, self._parts, self._progress = trainer, exchange, parts, progress
         self._looks_at_gradients, self._looks_at_optimizer = looks_at_gradients, looks_at_optimizer
         self._steps_scheduler_itself = steps_scheduler_itself
         self.first_updates: FirstUpdates | None = None
         self._positions: SchedulerPositions | None = None
 
-    def start_run(self) -> None:
-        """Leave the optimizers alone when the run ends, in whichever way."""
-        self._run.contexts.callback(self.stop)
+    def start_run(self, contexts: ExitStack) -> None:
+        """Leave the optimizers alone when the run ends, in whichever way.
+
+        Args:
+            contexts: What ends with the run.
+        """
+        contexts.callback(self.stop)
 
     def start_epoch(self, stepping: SchedulerStepping) -> None:
         """Look at the updates that follow, if they are the first ones of the run.
@@ -258,10 +267,10 @@ class OwnSteps:
         if self._positions is not None:
             return
         if self._looks_at_gradients or self._looks_at_optimizer:
-            part = next(iter(self._run.parts.values()))
+            part = next(iter(self._parts.values()))
             optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
             self.first_updates = FirstUpdates(
-                part, self._run.exchange, optimizers, looks_at_gradients=self._looks_at_gradients
+                part, self._exchange, optimizers, looks_at_gradients=self._looks_at_gradients
             )
         self.note_positions(stepping)
 
@@ -277,9 +286,9 @@ class OwnSteps:
         Args:
             stepping: How the run steps schedulers.
         """
-        own = dict(self._trainer.named_schedulers()) if len(self._run.parts) == 1 else {}
+        own = dict(self._trainer.named_schedulers()) if len(self._parts) == 1 else {}
         own.pop("scheduler" if self._steps_scheduler_itself else "", None)
-        self._positions = SchedulerPositions(own, stepping.count(self._run.progress.updates, 0))
+        self._positions = SchedulerPositions(own, stepping.count(self._progress.updates, 0))
 
     def require_positions(self, stepping: SchedulerStepping) -> None:
         """Raise an error for a scheduler that was stepped more often than by the run.
@@ -291,4 +300,4 @@ class OwnSteps:
             ConfigurationError: There is one.
         """
         if self._positions is not None:
-            self._positions.require(stepping.count(self._run.progress.updates, 0), str(stepping))
+            self._positions.require(stepping.count(self._progress.updates, 0), str(stepping))

@@ -15,7 +15,7 @@ from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.engine.parts import forget_gradients
 from pa_core.engine.prepare import describe_setting
 from pa_core.engine.session import Session
-from pa_core.engine.setup import RunKind
+from pa_core.engine.setup import RunKind, Setup
 from pa_core.errors import StopTrainingError
 from pa_core.steps.input_checks import refuse_run_within_run
 from pa_core.training_state import initial_hyperparameters
@@ -39,13 +39,19 @@ def require_ready(session: Session, kind: RunKind) -> None:
 
 @contextmanager
 def running(
-    before: Session, kind: RunKind, begin: Callable[[], Session], describe_arguments: Describe, seed: int | None = None
+    setup: Setup,
+    kind: RunKind,
+    in_progress: RunKind | None,
+    begin: Callable[[], Session],
+    describe_arguments: Describe,
+    seed: int | None = None,
 ) -> Generator[None]:
     """Begin a run, and restore the user's objects no matter how it ends.
 
     Args:
-        before: The run before.
+        setup: What the trainer is made with.
         kind: What the run does.
+        in_progress: What kind of run is in progress.
         begin: Makes the session of the run, and gives it to the trainer.
         describe_arguments: Returns what was called, and with what.
         seed: What everything random follows from; None to draw it.
@@ -53,14 +59,14 @@ def running(
     Raises:
         RanksDifferError: The processes were not given the same.
     """
-    trainer, turn = before.trainer, before.setup.turn
     try:
-        mine = turn.pop()  # unless a run is in progress, perhaps in another thread
+        mine = setup.turn.pop()  # unless a run is in progress, perhaps in another thread
     except IndexError:
-        refuse_run_within_run(kind, before.running or kind)
+        refuse_run_within_run(kind, in_progress or kind)
         raise
     try:
         session = begin()
+        trainer = session.trainer
         trainer.preemptible, trainer.resume_from = False, None
         trainer.callback_handler.find_listeners()
         progress = session.progress
@@ -73,7 +79,7 @@ def running(
                 session.contexts.callback(session.checkpointer.release_folders)
                 yield
     finally:
-        turn.append(mine)
+        setup.turn.append(mine)
     trainer.callback_handler.warn_of_unfired_events()
 
 

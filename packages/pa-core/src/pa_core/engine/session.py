@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from typing_extensions import override
 
 from pa_core import distributed
 from pa_core._attributes import temporarily
@@ -36,9 +36,10 @@ from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingE
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.steps.default_step import no_sample_counted
 from pa_core.steps.placeholders import TrainerPlaceholderValues
+from pa_core.tracking import StepMeans
 from pa_core.training_state.checkpointer import EvaluationInterrupted
 from pa_core.training_state.fetched_states import cache_folder, local_folders
-from pa_core.training_state.progress import Phase, Stage
+from pa_core.training_state.progress import Phase, Progress, Stage
 from pa_core.types import SizedIterable
 from pa_data.rng import restored_rng_states
 
@@ -81,6 +82,7 @@ class Session(RunState):
         arguments: What the run is to do; by default nothing, before the first run.
         parts: What the run trains, by the name of the optimizer.
         eval_sets: What the run evaluates.
+        means: The means of the last training, where the run does not train; None for new ones.
 
     Attributes:
         trainer: As passed.
@@ -104,9 +106,12 @@ class Session(RunState):
         arguments: RunArguments = NO_ARGUMENTS,
         parts: Mapping[str, Part] = MappingProxyType({}),
         eval_sets: EvaluationSets | None = None,
+        means: StepMeans | None = None,
     ) -> None:
         self.trainer = trainer
-        super().__init__(setup, parts, eval_sets or EvaluationSets())
+        progress = Progress()
+        describe = partial(describe_course, trainer, progress, is_training=bool(parts))
+        super().__init__(setup, parts, eval_sets or EvaluationSets(), progress, describe, means)
         self.hooks = hooks
         self.arguments = arguments
         self.update_weights: Callable[[Part, bool], None] = hooks.update_weights or self._update_by_optimizers
@@ -117,7 +122,9 @@ class Session(RunState):
         self._is_rehearsed = False
         self.own_steps: OwnSteps = OwnSteps(
             trainer,
-            self,
+            setup.exchange,
+            self.parts,
+            progress,
             looks_at_gradients=hooks.looks_at_gradients,
             looks_at_optimizer=hooks.looks_at_optimizer,
             steps_scheduler_itself=hooks.steps_scheduler_itself,
@@ -125,11 +132,6 @@ class Session(RunState):
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_empty: list[Tensor] = []
-
-    @override
-    def describe_course(self) -> dict[str, object]:
-        """Return what stays the same on all processes in the course of a run, though callbacks may change it."""
-        return describe_course(self.trainer, self.progress, is_training=self.running == "train")
 
     def finish_init(self) -> None:
         """End the constructor: from here on, what a subclass or a script sets is its own."""
@@ -241,7 +243,7 @@ class Session(RunState):
 
     def announce(self) -> None:
         """Call the first event of a run, in which callbacks may replace loaders."""
-        self.own_steps.start_run()
+        self.own_steps.start_run(self.contexts)
         self._is_rehearsed = False
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
 
@@ -543,11 +545,15 @@ class Session(RunState):
         return self.last_batch
 
     def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
-        self.clip(part.parameters)
-        if not overflowed:
-            part.step()
-            if self.arguments.stepping.after == "update":
-                self.step_schedulers(part)
+        try:
+            self.clip(part.parameters)
+            if not overflowed:
+                part.step()
+                if self.arguments.stepping.after == "update":
+                    self.step_schedulers(part)
+        except StopTrainingError:  # other processes may make further updates before they know
+            part.zero_grad()
+            raise
         part.zero_grad()
 
     def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:

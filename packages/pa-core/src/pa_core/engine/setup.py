@@ -13,6 +13,7 @@ from pa_core import _accelerate
 from pa_core._attributes import temporarily
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
+from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.engine.added_modules import AddedModules
 from pa_core.engine.dry_run import attributes_kept, left_as_it_was
@@ -89,6 +90,9 @@ class RunState:
         setup: What the trainer is made with.
         parts: What the run trains, by the name of the optimizer.
         eval_sets: What the run evaluates.
+        progress: How far the run has come.
+        describe: Returns what must stay the same on all processes in its course.
+        means: The means to begin with; None for new ones.
 
     Attributes:
         setup: As passed.
@@ -97,7 +101,7 @@ class RunState:
         exchange: What makes one update of what the processes have computed.
         checkpointer: Saves training states.
         means: The means of the epoch so far: of its losses, and of what its steps have logged.
-        progress: How far the run has come.
+        progress: As passed.
         rank_sync: What the processes decide together.
         resumption: Where the run began.
         fitting: What chooses batch sizes by the memory, None in other runs.
@@ -110,15 +114,23 @@ class RunState:
         checked_steps: The default steps whose first batch was checked.
     """
 
-    def __init__(self, setup: Setup, parts: Mapping[str, Part], eval_sets: EvaluationSets) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        parts: Mapping[str, Part],
+        eval_sets: EvaluationSets,
+        progress: Progress,
+        describe: Describe = dict,
+        means: StepMeans | None = None,
+    ) -> None:
         self.setup = setup
-        self.parts = parts
+        self.parts: dict[str, Part] = dict(parts)
         self.eval_sets = eval_sets
         self.exchange: Exchange = setup.exchange
         self.checkpointer: Checkpointer = setup.checkpointer
-        self.means: StepMeans = StepMeans(exact=setup.reproducible)
-        self.progress: Progress = Progress()
-        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, self.describe_course)
+        self.means: StepMeans = StepMeans(exact=setup.reproducible) if means is None else means
+        self.progress = progress
+        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, describe)
         self.resumption: ResumePlan = ResumePlan(self.progress, setup.device, reproducible=setup.reproducible)
         self.fitting: BatchSizeFitting | None = None
         self.running: RunKind | None = None
@@ -130,10 +142,6 @@ class RunState:
         self.checked_steps: set[str] = set()
         setup.loaders.start_run()
         setup.checkpointer.start_run(self)
-
-    def describe_course(self) -> dict[str, object]:
-        """Return what stays the same on all processes in the course of a run."""
-        return {}
 
     @property
     def shares_buffers(self) -> bool:

@@ -210,15 +210,19 @@ class Checkpointer:
             CheckpointError: A state could not be written.
             OSError: As above.
         """
-        is_saved, is_preempted = self._state.rank_sync.pop_requests()
-        if is_saved:
-            call("on_training_state_request", update=self._state.progress.updates)
+        rank_sync = self._state.rank_sync
+        is_saved, is_preempted = rank_sync.pop_requests()
         # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
         is_preempted = is_preempted and self.next_phase is not Phase.COMPLETE
-        if is_preempted:
-            call("on_preemption")
-        if self._requests:
-            self._save_requested(run, call)
+        try:
+            if is_saved:
+                call("on_training_state_request", update=self._state.progress.updates)
+            if is_preempted:
+                call("on_preemption")
+            if self._requests:
+                self._save_requested(run, call)
+        finally:
+            rank_sync.is_pending |= bool(self._requests)  # where a callback has stopped the run
         if is_preempted:
             self.settle()
             raise TrainingPreempted
