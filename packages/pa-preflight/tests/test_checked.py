@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -38,8 +40,9 @@ def test_a_run_without_mistakes_is_the_run_without_the_check(capsys: pytest.Capt
 
 def test_it_takes_the_arguments_of_train() -> None:
     """Others are a mistake for type checkers, and an error."""
+    wrong: dict[str, Any] = {"epochs": 1}
     with pytest.raises(ArgumentTypeError, match="takes the arguments of train"):
-        checked(_trainer()).train(make_classification(8))  # type: ignore[call-arg]  # the mistake  # pyright: ignore[reportCallIssue]
+        checked(_trainer()).train(make_classification(8), **wrong)
 
 
 def test_a_run_that_finds_its_batch_size_is_checked() -> None:

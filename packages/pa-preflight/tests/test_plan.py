@@ -269,8 +269,9 @@ def test_a_plan_takes_the_arguments_of_train() -> None:
     """Anything else is an error that says what is needed."""
     with pytest.raises(ArgumentTypeError, match="needs the Trainer of the run"):
         plan(_NoTrainer())
+    wrong: dict[str, Any] = {"epochs": 1}
     with pytest.raises(ArgumentTypeError, match="takes the arguments of train"):
-        plan(_trainer(), make_regression(8))  # type: ignore[call-overload]  # the mistake  # pyright: ignore[reportCallIssue]
+        plan(_trainer(), make_regression(8), **wrong)
 
 
 class _NoTrainer:
