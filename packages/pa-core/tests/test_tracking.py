@@ -171,6 +171,8 @@ def test_a_value_is_recorded_as_it_is_now() -> None:
     latest = history.get_latest_metric("running")
     assert isinstance(latest, Tensor)
     assert (latest.item(), latest.requires_grad, latest.untyped_storage().nbytes()) == (2.0, False, 4)
+    assert history.get_metric_values("running") == [2.0]
+    assert history.records("running")[0].value == 2.0
     assert kept() is None
     assert repr(history.get_latest_metric("a")) == repr({"per_class": torch.zeros(2), "seen": [1]})
     assert history.get_latest_metric("totals") == {"hits": 3.0}
@@ -532,6 +534,28 @@ class _Elsewhere(Tensor):
     @override
     def is_cpu(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # a property in torch too
         return False
+
+
+_floats = st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 100)), min_size=1, max_size=30)
+
+
+@given(batches=_floats)
+def test_losses_on_a_device_are_summed_there(batches: list[tuple[float, int]]) -> None:
+    """Losses on a device, of whatever shape, and plain numbers give one sum."""
+    tracker, history = LossTracker(), InMemoryRunHistory()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor([loss]).as_subclass(_Elsewhere), batch_size)
+        tracker.update(loss, batch_size)
+        history.update_metric("loss", torch.tensor(loss).as_subclass(_Elsewhere))
+
+    total = 2 * math.fsum(loss * batch_size for loss, batch_size in batches)
+    scale = 2 * math.fsum(abs(loss) * batch_size for loss, batch_size in batches)
+
+    assert tracker.total_loss == pytest.approx(total, rel=0, abs=1e-5 * scale)
+    tracker.load_totals(tracker.totals() * 2)
+    assert tracker.total_loss == pytest.approx(2 * total, rel=0, abs=1e-5 * scale)
+    assert tracker.running_count == 4 * sum(batch_size for _, batch_size in batches)
+    assert [record.value for record in history.records()] == [loss for loss, _ in batches]
 
 
 @pytest.mark.parametrize("tracker", [LossTracker(), ExactLossTracker()])

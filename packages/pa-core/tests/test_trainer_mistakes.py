@@ -14,7 +14,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Run, Trainer, TrainerCallback
 from pa_core.testing import make_regression
 from tests.support.callbacks import CallAt, FailAt, RatesUsed, TellAt
 from tests.support.pa_core.entries import Entry, on_both_entries, train
@@ -94,6 +94,12 @@ def test_a_part_of_an_update_of_ones_own(do: Any, message: str, reproducible: An
     assert torch.equal(model.weight, before) or do in (steps_itself, steps_alone)
     vars(trainer)["do"] = nothing
     trainer.train(DATA, 2, **options)
+
+
+def test_an_update_of_a_callbacks_own() -> None:
+    """It would be followed by another one with the same gradients."""
+    with pytest.raises(ConfigurationError, match=r"has called optimizer\.step\(\)"):
+        make(Trainer, CallAt("on_train_step_end", lambda trainer: trainer.optimizer.step())).train(DATA, 1)
 
 
 class GoesBackwardThroughPenalty(Trainer[nn.Linear]):
@@ -215,6 +221,23 @@ def test_a_scheduler_that_is_stepped_twice_in_an_update(entry: Entry, event: str
     with pytest.raises(ConfigurationError, match=r"'scheduler' is stepped by the script, too(.|\n)*after each update"):
         train(entry, model, SGD(model.parameters(), lr=0.01), DATA, 2, **options)
     assert len(updates.rates) <= 2
+
+
+def test_a_custom_loop_that_steps_the_scheduler() -> None:
+    """The run steps it already."""
+    model = nn.Linear(4, 1)
+    run = Run(model, SGD(model.parameters(), lr=0.01), DATA, num_epochs=3, create_scheduler_fn=step_lr)
+
+    def train_by_hand() -> None:
+        with run:
+            for inputs, targets in run.batches():
+                run.backward((model(inputs) - targets).square().mean())
+                run.step()
+                scheduler: Any = run.scheduler
+                scheduler.step()
+
+    with pytest.raises(ConfigurationError, match="is stepped by the script, too"):
+        train_by_hand()
 
 
 @pytest.mark.parametrize("event", ["on_optimizer_step_end", "on_train_epoch_end", "on_training_run_epoch_end"])

@@ -91,6 +91,22 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, work
         assert train(resumed, resume_from=folder, **options) == expected, place
 
 
+def test_states_may_be_written_while_the_training_goes_on(tmp_path: Path) -> None:
+    """Each holds the moment at which it was captured, whatever the next updates change."""
+    expected = train(make_trainer())
+    interrupted = make_trainer(
+        saving(tmp_path / "states", asynchronous=True, save_every_n_steps=1), InterruptAt("on_train_step_end", 9)
+    )
+    with pytest.raises(Interrupted):
+        train(interrupted)
+    records = Folder(tmp_path / "states").records()
+    assert {record.update for record in records} == set(range(1, 10))
+    for record in records:
+        folder = tmp_path / f"{record.path.name}-alone"
+        shutil.copytree(record.path, folder)
+        assert train(make_trainer(), resume_from=folder) == expected, record
+
+
 def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path: Path) -> None:
     """A callback may ask at any time; nothing of a group of batches is lost, and none is trained twice."""
 

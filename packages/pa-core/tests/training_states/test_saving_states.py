@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -662,6 +663,25 @@ def test_no_run_takes_or_loses_a_state_in_a_folder_that_others_want_too(launch: 
 
     assert launched.status == 0
     assert "4 tries" in launched.output
+
+
+def test_two_states_of_one_run_are_the_same_but_for_the_clock(tmp_path: Path) -> None:
+    """Also the RNG states; with another learning rate, the first entry that differs is a weight."""
+    for name, rate in (("one", 0.01), ("again", 0.01), ("faster", 0.02)):
+        trainer = make_trainer(SaveTrainingStateCallback(tmp_path / name))
+        trainer.optimizer.param_groups[0]["lr"] = rate
+        train(trainer)
+    assert compare(tmp_path / "one", tmp_path / "again", "history.*seconds") is None
+    assert compare(tmp_path / "one", tmp_path / "again", ANY_PROCESSES) is None
+
+    difference = compare(tmp_path / "one", tmp_path / "faster", ANY_PROCESSES)
+    assert difference is not None
+    assert difference.entry == "models.model.weights.layers.0.weight"
+    assert re.fullmatch(r"80 of 80 elements differ, by [\d.]+ at most", difference.found)
+    weights_and_rates = ["models", "optimizers.*", "schedulers.*", "history.*", "callbacks", *ANY_PROCESSES]
+    assert str(compare(tmp_path / "one", tmp_path / "faster", weights_and_rates)) == (
+        "run.hyperparameters.0.lr: 0.01 in the first, 0.02 in the second"
+    )
 
 
 EXACT_RUN = """

@@ -21,6 +21,7 @@ from typing_extensions import override
 from pa_checkpoint import Folder, load
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
+from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
 
 
@@ -134,7 +135,50 @@ def test_whatever_an_optimizer_keeps_is_resumed_bit_for_bit(kind: type[Optimizer
     with pytest.raises(Interrupted):
         train(make_trainer(kind, states, InterruptAt("on_train_step_end", 3)))
 
-    assert train(make_trainer(kind, SaveTrainingStateCallback(shared_tmp_path)), resume_from=shared_tmp_path) == whole
+    resumed = make_trainer(kind, SaveTrainingStateCallback(shared_tmp_path))
+    assert train(resumed, resume_from=shared_tmp_path) == whole
+    assert isinstance(resumed.optimizer, kind)
+    assert getattr(resumed.optimizer, "age", resumed.num_updates_completed) == resumed.num_updates_completed
+
+
+class WarmUp:
+    """Raises the rates over ten updates, without a `step` that a run could call: as the package pytorch-warmup does."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.count = 0
+
+    def dampen(self) -> None:
+        """Set the rates of the next update."""
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.count / 10)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many updates there were."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after so many updates."""
+        self.count = state_dict["count"]
+
+
+def test_a_warm_up_without_a_step_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """Called by a callback, and registered with the trainer."""
+
+    def warmed_up(*callbacks: TrainerCallback) -> Trainer:
+        trainer = make_trainer(Adam, *callbacks)
+        warm_up = WarmUp(trainer.optimizer)
+        warm_up.dampen()
+        trainer.callback_handler.add_callback(CallAt("on_optimizer_step_end", lambda _: warm_up.dampen()))
+        trainer.register_for_checkpointing(warm_up)
+        return trainer
+
+    whole = train(warmed_up())
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    with pytest.raises(Interrupted):
+        train(warmed_up(states, InterruptAt("on_train_step_end", 3)))
+    assert train(warmed_up(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path) == whole
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
