@@ -1285,7 +1285,7 @@ class CallbackHandler(Generic[_TrainerT]):
     Attributes:
         callbacks: The registered callbacks.
         heard: The events that any callback implements, each with its ``listeners``: a step looks here before it calls.
-            Made when a run starts, and when a callback is added or removed.
+            Made when a run starts, and again when a callback is added or removed.
 
     Raises:
         ValueError: A callback of the same class is registered already.
@@ -1335,7 +1335,7 @@ class CallbackHandler(Generic[_TrainerT]):
                 do="Remove one of the two, subclass it for the second use, or give that one another instance_name.",
             )
         self.callbacks.append(instance)
-        self.find_listeners()
+        self._follow_callbacks()
         warn_of_unknown_events(instance, EVENT_NAMES, self._warned, only_typos=True)
         warn_of_half_a_state(instance)
 
@@ -1346,13 +1346,14 @@ class CallbackHandler(Generic[_TrainerT]):
             ValueError: The callback is not registered.
         """
         self.callbacks.remove(callback)
-        self.find_listeners()
+        self._follow_callbacks()
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
         """Within the context, call only the given callbacks; the registered ones are always restored."""
         with temporarily(self, callbacks=[], _listeners={}, heard={}):
             self.add_callbacks(callbacks)
+            self.find_listeners()
             yield
 
     @overload
@@ -1376,6 +1377,11 @@ class CallbackHandler(Generic[_TrainerT]):
         """Look up which callbacks listen to which events, as each run does when it starts."""
         self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
         self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
+
+    def _follow_callbacks(self) -> None:
+        """Look up the listeners again; before the first event, nobody has looked them up."""
+        if self._listeners:
+            self.find_listeners()
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
         """Return the bound methods that the event calls, in order; empty where none implements it."""
