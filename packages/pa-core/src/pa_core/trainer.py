@@ -47,6 +47,9 @@ from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, Scheduler
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
+_OPTIMIZER = "optimizer"
+"""What the one part of a trainer is called in its runs, and in training states."""
+
 
 class Trainer(
     TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT], Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]
@@ -174,7 +177,7 @@ class Trainer(
         )
         self._session = Session(self, self._setup, self._hooks)
         add_limit_of_environment(self.callback_handler)
-        self._session.finish_init()
+        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
     # The two entries: training and evaluation
 
@@ -311,8 +314,7 @@ class Trainer(
         exchange = self._session.exchange
         part = Part(self._setup.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
 
-        with self._running("train", arguments, eval_sets, {"optimizer": part}):
-            self._part = part
+        with self._running("train", arguments, eval_sets, {_OPTIMIZER: part}):
             self.train_dataset = cast("Dataset[Any]", train_data.dataset)
             self.eval_dataset = eval_sets.first.dataset
             self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
@@ -512,7 +514,7 @@ class Trainer(
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
         if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
-            self._session.clip(self._part.parameters)
+            self._session.clip(self._session.parts[_OPTIMIZER].parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
@@ -586,7 +588,7 @@ class Trainer(
         if self.num_processes > 1:
             loss = trained_loss(self.loss_func, self.optimizer, self.get_model())
             require_one_trained_module(vars(self), self.get_model(), [*self.modules.values(), *loss.values()])
-        with updates_of_epoch(session, train_dl, self._part, self.backward_step) as updates:
+        with updates_of_epoch(session, train_dl, session.parts[_OPTIMIZER], self.backward_step) as updates:
             for update in updates:
                 for batch in update:
                     self._run_train_step(update, batch)
@@ -603,7 +605,7 @@ class Trainer(
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
-            self._part.require_stop_elsewhere(error)
+            self._session.parts[_OPTIMIZER].require_stop_elsewhere(error)
             self._session.rank_sync.ask_to_stop(error)
             update.follow_others(None)
             return
@@ -722,7 +724,8 @@ class Trainer(
     def _start_training_together(self) -> None:
         """Let one exchange have the gradients of the model and of what is trained with it."""
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
-        self._part.optimizers = self.named_optimizers()
+        part = self._session.parts[_OPTIMIZER]
+        part.optimizers = self.named_optimizers()
         warn_of_pretrained_parts(self.named_models())
         loss = trained_loss(self.loss_func, self.optimizer, self.model)
         if isinstance(self.loss_func, nn.Module):
@@ -731,15 +734,15 @@ class Trainer(
         called: dict[str, nn.Module] = {**self.modules, **trained}
         if isinstance(self.loss_func, nn.Module):
             called.setdefault("loss_func", self.loss_func)
-        self._part.start(trained)
-        self._session.exchange.add(self._part, called, overlaps=self._hooks.overlaps)
+        part.start(trained)
+        self._session.exchange.add(part, called, overlaps=self._hooks.overlaps)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(
                     f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
                     "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
                 )
-            self._session.exchange.average_each_pass(self._part)
+            self._session.exchange.average_each_pass(part)
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:

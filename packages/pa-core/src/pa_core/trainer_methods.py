@@ -63,7 +63,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _session: Session  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
     _hooks: TrainingHooks
-    _part: Part
 
     if TYPE_CHECKING:
 

@@ -27,7 +27,7 @@ from pa_core.data.custom_loader import lengths_of_epochs
 from pa_core.data.data_arguments import DEFAULT_BATCH_SIZE, DataArgument
 from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
-from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike
+from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.engine.parts import counting_samples, forget_gradients
 from pa_core.engine.prepare import check_data, fit_batches, place, require_usable, shard
 from pa_core.engine.run_arguments import RunArguments, requested_epochs
@@ -267,7 +267,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._training: Literal["to come", "in progress", "left", "over"] = "over"
         self._update: Update[Any] | None = None
         add_limit_of_environment(self.callback_handler)
-        self._session.finish_init()
+        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
     # The models
 

@@ -133,10 +133,6 @@ class Session(RunState):
         self.updates_of_batch: int = 0
         self.gathered_empty: list[Tensor] = []
 
-    def finish_init(self) -> None:
-        """End the constructor: from here on, what a subclass or a script sets is its own."""
-        self.trainer.callback_handler.call_event(TrainerCallback.on_init_end, self.trainer)
-
     # Events
 
     def call(self, event: str | Callable[..., None], **kwargs: Any) -> None:
