@@ -342,7 +342,6 @@ def later(event: str, add: Callable[[Any], object]) -> Callable[[Any], None]:
     return train
 
 
-too_short = partial(OneCycleLR, max_lr=1.0, total_steps=5)
 REFUSED: dict[str, tuple[str, Callable[[Any], object]]] = {
     "a name twice": ("There is a module of this name already", lambda one: one.add_module("captions", tower(2))),
     "a reserved name": ("none of loss_func, model", lambda one: one.add_module("model", tower(2))),
@@ -369,10 +368,6 @@ REFUSED: dict[str, tuple[str, Callable[[Any], object]]] = {
         r"add_module\('late', \.\.\.\) in a callback",
         later("on_train_epoch_start", lambda one: one.add_module("late", tower(2).eval())),
     ),
-    "a schedule that is too short": (
-        "schedule is shorter than the run",
-        lambda _: two_towers(schedule=too_short).train(pairs(8), 3, per_device_batch_size=2),
-    ),
     "an optimizer that was replaced": (
         "Two optimizers would train the module 'captions'",
         with_replaced_optimizer,
@@ -390,6 +385,14 @@ def test_what_cannot_be_added(case: str) -> None:
         add(trainer)
     assert list(trainer.modules) == ["captions"]
     assert trainer.num_updates_completed == 0
+
+
+def test_a_schedule_that_ends_too_early_is_refused_before_anything_is_trained() -> None:
+    """As the scheduler of the trainer is."""
+    short = two_towers(schedule=partial(OneCycleLR, max_lr=1.0, total_steps=5))
+    with pytest.raises(ConfigurationError, match="schedule is shorter than the run"):
+        short.train(pairs(8), 3, per_device_batch_size=2)
+    assert short.num_updates_completed == 0
 
 
 @on_two_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -301,6 +301,26 @@ def test_the_run_ends_with_its_last_update_wherever_that_is() -> None:
                 learn(run, other)
             ends.append(run.num_updates_completed)
     assert ends == [3, 4]
+
+
+class Endless(IterableDataset[tuple[Tensor]]):
+    """Episodes without end."""
+
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        while True:
+            yield (torch.rand(2).double(),)
+
+
+def test_batches_of_a_stream_make_several_updates_each() -> None:
+    """A run of a given number of updates takes as much of the stream as it needs."""
+    batches = 0
+    with make_run(linear(), Endless(), max_num_train_steps=7) as run:
+        for (points,) in run.batches():
+            batches += 1
+            for other in run.batches([points, points, points]):
+                learn(run, other)
+    assert (batches, run.num_updates_completed) == (3, 7)
 
 
 @on_any

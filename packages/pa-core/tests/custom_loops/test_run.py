@@ -116,6 +116,16 @@ class TestTheEngine:
                 run.backward(run.model(inputs).mean(), num_items=4)
                 run.backward(run.model(inputs).mean(), num_items=3)
 
+    def test_a_step_says_whether_it_updated(self) -> None:
+        """Within an accumulation group it does nothing, and returns False; the last group of an epoch may be short."""
+        run = make_line(gradient_accumulation_steps=2)
+        stepped: list[bool] = []
+        with run:
+            for inputs, targets in run.batches():
+                run.backward((run.model(inputs) - targets).square().mean())
+                stepped.append(run.step())
+        assert stepped == [False, True, True]
+
     def test_a_batch_whose_tensors_differ_in_length_is_warned_of(self) -> None:
         """Once: losses would be weighted with the wrong number of samples, and nothing else would tell."""
         loader = DataLoader(samples(4), batch_sampler=[[0, 1], [2, 3]], collate_fn=list_of_images)
@@ -228,6 +238,21 @@ class TestEndings:
         assert run.num_epochs_completed == 1
         assert events.events.count("on_train_epoch_end") == 2
         assert events.events[-1] == "on_training_run_end"
+
+    def test_a_break_between_the_batches_of_an_update_leaves_no_gradients(self) -> None:
+        """What was accumulated is dropped with the update."""
+        run = make_line(gradient_accumulation_steps=3, num_epochs=2)
+        with run:
+            for epoch in run.epochs():
+                for update in run.updates():
+                    for inputs, targets in update:
+                        assert epoch or run.model.weight.grad is None
+                        update.backward((run.model(inputs) - targets).square().mean())
+                        break
+                    break
+                assert run.num_updates_completed == 0
+                assert run.model.weight.grad is not None
+        assert run.model.weight.grad is None
 
 
 def test_a_run_that_accelerate_is_told_to_compile_says_that_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,13 +88,16 @@ WITHOUT_VARIABLES = {"ACCELERATE_USE_CPU": None, "OMP_NUM_THREADS": None}
 BEFORE_ANY_TRAINER = """
 import os, sys
 import torch
-from pa_core import gather_objects
+from pa_core import gather_objects, local_process_zero_only, world_process_zero_only
 from pa_core.distributed import gather, sum_over_processes
 
 mine = os.environ["RANK"]
 number = torch.tensor([int(mine)])
 if sys.argv[1] == "gather_objects":
     print(gather_objects(mine))
+elif sys.argv[1] == "process zero":
+    ran = (world_process_zero_only(str.upper)("of all"), local_process_zero_only(str.upper)("here"))
+    print(f"{mine}: {ran}")
 else:
     print(f"{gather(number).tolist()} {sum_over_processes(number).tolist()}")
 """
@@ -226,9 +229,16 @@ def test_process_zero_goes_first(name: str, trainer: Trainer[nn.Linear], shared_
     found += [first()(look_and_prepare)("in a function")]
     found += [local_process_zero_first(look_and_prepare)("without a call")]
     assert gather_objects(found) == [[one != 0] * 3 for one in range(num_processes())]
-    with contextlib.suppress(ConnectionError), first():
+
+    def fail_on_zero() -> None:
         if rank() == 0:
             raise ConnectionError
+
+    with contextlib.suppress(ConnectionError), first():
+        fail_on_zero()
+    for decorate in (first(), local_process_zero_first):
+        with contextlib.suppress(ConnectionError):
+            decorate(fail_on_zero)()
     assert gather_objects("went on") == ["went on"] * num_processes()
 
 
@@ -260,6 +270,14 @@ def test_functions_that_some_processes_run(trainer: Trainer[nn.Linear]) -> None:
         else:
             with pytest.raises(ConfigurationError, match=rf"process_index={index}\) would run on none of 2 processes"):
                 trainer.on_process(process_index=index)
+
+
+def test_functions_of_process_zero_before_any_trainer(launch: Launch) -> None:
+    """In a script that has made no trainer yet, the processes are connected, instead of each being the first."""
+    launched = launch(BEFORE_ANY_TRAINER, "process zero", ranks=2)
+    assert launched.status == 0
+    assert "0: ('OF ALL', 'HERE')" in launched.output
+    assert "1: (None, None)" in launched.output
 
 
 @on_one_and_two_ranks
@@ -463,7 +481,9 @@ def test_tensors_of_any_type_are_gathered_by_value(dtype: torch.dtype) -> None:
         gathered = gather(tensor)
         assert gathered.dtype == dtype
         assert gathered.to(torch.complex64).reshape(len(of_all), -1)[:, 0].tolist() == of_all
-    assert gather(rows[-1].clone()).shape == (num_processes(),)
+    numbers = gather(rows[-1].clone())
+    assert numbers.shape == (num_processes(),)
+    assert numbers.to(torch.complex64).tolist() == [shown[-1 - number] for number in range(num_processes())]
     for tensor in gather_objects({"rows": [rows]})[0]["rows"]:
         assert tensor.to(torch.complex64).tolist() == shown
     broadcast = rows[:1].clone() if rank() == 0 else torch.zeros(1).to(dtype)

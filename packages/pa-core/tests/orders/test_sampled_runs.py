@@ -1,8 +1,9 @@
-"""Runs on a mixture of datasets."""
+"""Runs whose samples are drawn by weight, by class, from a mixture, or by a curriculum."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.data import KeyedDataLoader
 from pa_core.distributed import num_processes
-from pa_data.orders import Mixture
-from tests.support.callbacks import TellAt
+from pa_data.orders import ClassBalanced, Curriculum, Mixture, Order, Weighted
+from tests.support.callbacks import KillAt, KilledError, Notes, TellAt
 from tests.support.pa_core import entries
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
@@ -29,15 +31,46 @@ def mixture(**options: Any) -> Mixture[Any]:
     return Mixture({"ours": ours, "others": others}, weights={"ours": 0.25, "others": 0.75}, **options)
 
 
+DATASETS: dict[str, tuple[Dataset[Any], Order | None]] = {
+    "weighted": (DATA, Weighted(torch.arange(60))),
+    "class balanced": (DATA, ClassBalanced(torch.arange(60) // 25)),
+    "mixture": (mixture(), None),
+    "curriculum": (DATA, Curriculum(lambda epoch: range(12 * epoch, 60))),
+}
+
+
 def train(data: Dataset[Any], *callbacks: TrainerCallback, **options: Any) -> tuple[list[list[int]], AnyTrainer]:
     """Train a line for three epochs, six samples an update, and return the samples of each update and the trainer."""
     torch.manual_seed(0)
-    model, updates = nn.Linear(1, 1), list[list[int]]()
+    model, updates = nn.Linear(1, 1), Notes()
     note = TellAt("on_train_step_end", lambda one, told: updates.append([int(n) for n in one.gather(told["batch"][0])]))
     settings: dict[str, Any] = {"per_device_batch_size": 6 // num_processes(), **options}
     optimizer = SGD(model.parameters(), lr=1e-5)
     trainer = entries.train("Trainer", model, optimizer, data, 3, callbacks=[note, *callbacks], **settings)
     return updates, trainer
+
+
+def of_one_process(data: Dataset[Any], order: Order | None, seed: int | None) -> list[list[int]]:
+    """The samples of each update of three epochs, as the loader of one process has them."""
+    assert seed is not None
+    loader: KeyedDataLoader[Any] = KeyedDataLoader(data, 6, shuffle=order is None, order=order, seed=seed)
+    updates: list[list[int]] = []
+    for epoch in range(3):
+        loader.start_epoch(epoch)
+        updates += [[int(number) for number in numbers] for numbers, _ in loader]
+    return updates
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_run_goes_on_at_its_sample(name: str, shared_tmp_path: Path) -> None:
+    """The updates are those of one process, also where the run was killed within its second epoch."""
+    data, order = DATASETS[name]
+    with pytest.raises(KilledError):
+        train(data, SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=11), KillAt(12), order=order)
+    resumed, trainer = train(data, order=order, resume_from=shared_tmp_path)
+    whole = of_one_process(data, order, trainer.run_config.seed)
+    assert resumed == whole[11:]
+    assert train(data, order=order)[0] == whole
 
 
 def test_the_history_has_the_share_of_each_dataset() -> None:

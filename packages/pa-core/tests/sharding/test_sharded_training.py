@@ -202,7 +202,8 @@ def test_a_block_that_is_unfrozen_in_mixed_precision_gets_gradients() -> None:
     assert [name for name in after if after[name].equal(before[name])] == []
 
 
-def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_calls_without_a_backward_pass_leave_nothing_gathered(by_blocks: bool) -> None:
     """Neither before the run, nor in a callback, nor in an evaluation, which has the weights of the last update.
 
     A callback calls the model on all processes, also after the last update, for which one of them has no sample.
@@ -220,7 +221,10 @@ def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
             model.get_parameter("head.bias").mul_(1)  # would be lost on what is gathered
 
     model, data = tiny_transformer(), TensorDataset(*(tensor[:-4] for tensor in DATA.tensors))
-    fully_shard(model)
+    if by_blocks:
+        sharded(model)
+    else:
+        fully_shard(model)
     trainer = trainer_of(model, CallAt("on_optimizer_step_end", call))
     with torch.no_grad():
         model(DATA.tensors[0][:2])
