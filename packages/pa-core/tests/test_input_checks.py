@@ -207,7 +207,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         (
             {"mixed_precision": value},
             ConfigurationError,
-            rf"'no' \(for float32\), 'bf16', 'fp16', or None .*, got {value!r}\.",
+            rf"must be 'no' \(for float32\), 'bf16', 'fp16', or None .*, got {value!r}\.",
         )
         for value in ("bfloat16", torch.float16, "BF16", "fp32", False, "fp8", "mixed")
     ),

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from pa_core import (
     AnyTrainer,
+    Run,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
@@ -103,6 +104,30 @@ def test_what_is_evaluated_saved_and_exported_is_the_average(entry: Entry, tmp_p
         assert_close(file["model_state_dict"], average)
         assert_close(load_file(tmp_path / f"{epoch}" / "model.safetensors"), average)
     assert_close(trainer.model.state_dict(), averages[-1])
+
+
+def test_a_custom_loop_saves_the_average_after_an_evaluation(tmp_path: Path) -> None:
+    """Also where the script saves a checkpoint itself, and not in a callback."""
+    averages, model = by_hand(2), network()
+    with Run(
+        model,
+        Averaging(model.parameters()),
+        DATA,
+        num_epochs=2,
+        per_device_batch_size=BATCH,
+        train_dataloader_kwargs={"shuffle": False},
+    ) as run:
+        for epoch in run.epochs():
+            for inputs, targets in run.batches():
+                run.backward(LOSS(run.model(inputs), targets))
+                run.step()
+            for inputs, targets in run.evaluation_batches(DATA):
+                run.log("loss", LOSS(run.model(inputs), targets))
+            assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss_of(averages[epoch]))
+            run.save_checkpoint(tmp_path / f"{epoch}.pt")
+    assert_close(model.state_dict(), averages[1])
+    for epoch, average in enumerate(averages):
+        assert_close(torch.load(tmp_path / f"{epoch}.pt", weights_only=True)["model_state_dict"], average)
 
 
 def test_the_best_model_and_predictions_are_of_the_average(tmp_path: Path) -> None:

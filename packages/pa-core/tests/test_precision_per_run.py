@@ -28,6 +28,7 @@ from pa_core import (
     NonFiniteLossError,
     Run,
     SaveTrainingStateCallback,
+    StopTrainingError,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
@@ -35,7 +36,7 @@ from pa_core import (
 )
 from pa_core.distributed import num_processes
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
-from tests.support.callbacks import TellAt
+from tests.support.callbacks import FailAt, TellAt
 from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -111,6 +112,29 @@ def test_no_trace_of_a_preparation_that_failed() -> None:
 
     with pytest.raises(LookupError):
         trainer_in(FailsToPlace, model).train(make_classification(16), 1)
+    assert is_untouched(model)
+
+
+def test_no_trace_of_a_run_that_failed() -> None:
+    """A run that an exception ends in mid-epoch, in training or evaluation, leaves a model that computes in fp32."""
+    model = TinyClassifier()
+    with pytest.raises(LookupError):
+        trainer_in(InBf16, model, first_steps(fail)).train(make_classification(16), 1)
+    assert is_untouched(model)
+
+    with pytest.raises(LookupError):
+        trainer_in(InBf16, model, FailAt("on_eval_step_start", LookupError())).evaluate(make_classification(16))
+    assert is_untouched(model)
+
+
+@on_one_and_two_ranks
+def test_no_trace_of_a_run_that_was_stopped() -> None:
+    """A run that stops early, in mid-epoch, leaves a model that computes in fp32."""
+    model, during = TinyClassifier(), list[torch.dtype]()
+    look = first_steps(lambda: during.append(computes_in(model)))
+    trainer = trainer_in(InBf16, model, look, FailAt("on_train_step_end", StopTrainingError("enough")))
+    trainer.train(make_classification(16), 1, per_device_batch_size=2)
+    assert during == [torch.bfloat16]
     assert is_untouched(model)
 
 

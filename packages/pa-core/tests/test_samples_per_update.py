@@ -50,6 +50,7 @@ def test_updates_are_those_of_as_many_samples(entry: Entry, samples: int, per_de
     config = trained.run_config
     assert config.train_total_batch_size == samples
     assert config.num_update_steps_per_epoch == -(-50 // samples)
+    assert trained.num_updates_completed == 2 * -(-50 // samples)
     assert config.gradient_accumulation_steps == -(-samples // (per_device * config.num_processes))
     assert_same_weights(model, by_hand(config.seed, samples))
 

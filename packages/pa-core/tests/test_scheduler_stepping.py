@@ -57,10 +57,16 @@ def test_a_schedule_of_epochs_or_of_a_metric() -> None:
     """The rate changes after each epoch, as asked for or by the latest value of a metric, and not within it."""
     halving: dict[str, Any] = {"create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch"}
     plateau: dict[str, Any] = {"create_scheduler_fn": PLATEAU, "watch_metric": "quality"}
-    for options, rates in ((halving, [1e-3, 5e-4, 2.5e-4, 1.25e-4]), (plateau, [1e-3, 1e-3, 5e-4, 5e-4])):
+    for options, rates, end in (
+        (halving, [1e-3, 5e-4, 2.5e-4, 1.25e-4], 6.25e-5),
+        (plateau, [1e-3, 1e-3, 5e-4, 5e-4], 2.5e-4),
+    ):
         used = RatesUsed()
-        train(make_trainer(records_metric(iter([3.0, 4.0, 1.0, 2.0])), used), **options)
+        trainer = make_trainer(records_metric(iter([3.0, 4.0, 1.0, 2.0])), used)
+        train(trainer, **options)
         assert used.rates[::2] == used.rates[1::2] == rates
+        assert trainer.optimizer.param_groups[0]["lr"] == end
+        assert options is halving or trainer.scheduler.best == 1.0
 
 
 def test_a_metric_of_the_trainer_itself() -> None:
@@ -118,7 +124,11 @@ class StepsWithoutEpochs(StepLR):
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "the length of no evaluation": (OF_EVALUATION, {"eval_dataset": None}, r"EVAL_DATALOADER_LEN has no value"),
+    "the length of no evaluation": (
+        OF_EVALUATION,
+        {"eval_dataset": None},
+        r"EVAL_DATALOADER_LEN has no value in this run(.|\n)*eval_dataset",
+    ),
     "a metric that is misspelt": (PLATEAU, {"watch_metric": "eval_acuracy"}, "eval_loss_epoch, train_loss_epoch"),
     "torch in timm's trainer": (partial(StepLR, step_size=1), IN_TIMM, r"as timm's have(.|\n)*Use Trainer"),
     "pa-schedulers there": (partial(StepsWithoutEpochs, step_size=1), IN_TIMM, r"as timm's have(.|\n)*Use Trainer"),
@@ -144,6 +154,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "too short": (partial(OneCycleLR, max_lr=1, total_steps=3), {"step_scheduler": "epoch"}, "OneCycleLR of 3"),
 }
 
+OTHER_ERRORS: dict[str, type[Exception]] = {
+    "a metric that is misspelt": MetricNotFoundError,
+    "timm's factory": TypeError,
+}
+
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_work_is_refused_before_anything_is_trained(case: str) -> None:
@@ -152,9 +167,8 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(case: str) -> No
     trainer = make_trainer(trainer_class=options.get("kind", Trainer))
     weight = trainer.model.weight.clone()
     trainer.run_history.update_metric("earlier", 1.0)
-    errors = ConfigurationError, MetricNotFoundError, TypeError
 
-    with pytest.raises(errors, match=advice):
+    with pytest.raises(OTHER_ERRORS.get(case, ConfigurationError), match=advice):
         train(trainer, create_scheduler_fn=create, **{name: one for name, one in options.items() if name != "kind"})
 
     if case == "a metric that is misspelt":  # known at the end of the first epoch
@@ -244,6 +258,19 @@ def test_the_scheduler_of_a_run_is_the_one_before_or_made_by_a_factory() -> None
     train_updates(trainer, 2)
     assert trainer.scheduler is None
     assert len(set(used.rates)) == 1
+
+
+def test_a_factory_replaces_what_was_assigned_and_what_it_made_is_kept() -> None:
+    """The next run goes on where its schedule stopped, also after a stop, and with an evaluation between them."""
+    used = RatesUsed()
+    trainer = make_trainer(used, FailAt("on_optimizer_step_end", StopTrainingError("enough"), 2), lr=1.0)
+    trainer.scheduler = HALVING(SGD(trainer.model.parameters(), lr=1.0))
+    with pytest.raises(ConfigurationError, match="another optimizer"):
+        train_updates(trainer)
+    train_updates(trainer, create_scheduler_fn=HALVING)
+    trainer.evaluate(samples(4))
+    train_updates(trainer)
+    assert used.rates == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> None:

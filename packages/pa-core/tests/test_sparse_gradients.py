@@ -41,13 +41,16 @@ CLIPS: list[dict[str, Any]] = [{"gradient_clip_norm": 0.5}, {"gradient_clip_valu
 @on_both_entries
 @pytest.mark.parametrize("clip", CLIPS, ids=["norm", "value"])
 @pytest.mark.parametrize("bag", [False, True], ids=["embedding", "bag"])
-def test_sparse_gradients_are_clipped_as_dense_ones(entry: Entry, clip: dict[str, Any], bag: bool) -> None:
-    """Norm and weights are those of the same layer with dense gradients, in updates of two batches."""
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_sparse_gradients_are_clipped_as_dense_ones(
+    entry: Entry, clip: dict[str, Any], bag: bool, accumulation: int
+) -> None:
+    """Norm and weights are those of the same layer with dense gradients, also in updates of two batches."""
     ends: list[tuple[Tensor, Tensor | None]] = []
     for sparse in (True, False):
         torch.default_generator.manual_seed(1)
         model = Tagger(sparse=sparse, bag=bag)
-        options: dict[str, Any] = {"per_device_batch_size": 2, "gradient_accumulation_steps": 2, **clip}
+        options: dict[str, Any] = {"per_device_batch_size": 2, "gradient_accumulation_steps": accumulation, **clip}
         trained = train(entry, model, SGD(model.parameters(), lr=0.5), DATA, 2, **options)
         ends.append((weights_of(model), trained.gradient_norm))
     torch.testing.assert_close(*ends)

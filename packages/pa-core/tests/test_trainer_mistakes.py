@@ -271,7 +271,10 @@ def test_schedulers_that_are_stepped_once_are_fine() -> None:
             scheduler: Any = self.scheduler
             scheduler.step(self.run_history.get_latest_metric("train_loss_epoch"))
 
-    make(OnceAnEpoch).train(DATA, 3, create_scheduler_fn=ReduceLROnPlateau)
+    trainer = make(OnceAnEpoch)
+    trainer.train(DATA, 3, create_scheduler_fn=ReduceLROnPlateau)
+    scheduler = trainer.scheduler
+    assert scheduler.last_epoch == 3
 
 
 def test_a_batch_that_a_callback_changes_in_place_is_named() -> None:

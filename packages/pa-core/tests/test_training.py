@@ -160,6 +160,14 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
     assert ends[0] == ends[1]
 
 
+def test_an_evaluation_between_two_updates_counts_as_one_of_an_epoch_unless_said_otherwise() -> None:
+    """Its metric has the name of that of an epoch."""
+    trainer = linear_trainer(CallAt("on_optimizer_step_end", lambda one: one.run_evaluation_epoch()))
+    trainer.train(make_regression(16), 1, make_regression(8), per_device_batch_size=4)
+    assert trainer.num_updates_completed == 4
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 5
+
+
 def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
     """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
     weights, data = list[Tensor](), in_double(make_regression(6))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
@@ -25,7 +25,7 @@ from pa_core import (
 )
 from pa_core.engine.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import CallAt, FailAt
+from tests.support.callbacks import AlsoAt, CallAt, FailAt
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -42,6 +42,7 @@ class StopsOnOneRank(Trainer[TinyClassifier]):
     nth = 3
     rank = 1
     unused_parameters = False
+    at_end: Tensor | None = None
 
     @override
     def _create_accelerator(self) -> Any:
@@ -86,6 +87,11 @@ class PassBy(TrainerCallback[StopsOnOneRank]):
         trainer.pass_by(event)
 
 
+def state_of(model: nn.Module) -> Tensor:
+    """Weights and statistics as a row of numbers."""
+    return torch.cat([value.detach().double().flatten() for value in model.state_dict().values()])[None]
+
+
 def make_two(
     place: str,
     *callbacks: TrainerCallback,
@@ -98,7 +104,8 @@ def make_two(
     torch.manual_seed(0)
     model = TinyClassifier(batch_norm=batch_norm)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[RecordingCallback(), *callbacks, PassBy()])
+    note = AlsoAt("on_training_run_end", lambda one: setattr(one, "at_end", state_of(one.model)))
+    trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[RecordingCallback(), *callbacks, note, PassBy()])
     trainer.place, trainer.nth, trainer.rank = place, nth, rank
     return trainer
 
@@ -111,14 +118,15 @@ def train_two(trainer: Trainer[Any], **kwargs: Any) -> None:
     trainer.train(data, per_device_batch_size=BATCH_SIZE, train_dataloader_kwargs=IN_ORDER, **arguments)
 
 
-def assert_stopped_alike(trainer: Trainer[Any], updates: int) -> None:
-    """Both ranks ended after the same update with the same weights and statistics, through the same last events."""
+def assert_stopped_alike(trainer: StopsOnOneRank, updates: int) -> None:
+    """Both ranks ended after the same update, through the same last events, with the same weights and statistics."""
     recorder = trainer.callback_handler.callbacks[0]
     assert isinstance(recorder, RecordingCallback)
     endings = gather_objects((trainer.num_updates_completed, recorder.events[-2:]))
     assert endings == [(updates, ["on_stop_training_error", "on_training_run_end"])] * 2
-    state = torch.cat([value.detach().double().flatten() for value in trainer.model.state_dict().values()])
-    assert torch.equal(*trainer.gather(state[None]))
+    for state in (trainer.at_end, state_of(trainer.model)):
+        assert state is not None
+        assert torch.equal(*trainer.gather(state))
     expected = make_two("", batch_norm=isinstance(trainer.model.layers[1], nn.BatchNorm1d))
     accumulation = trainer.run_config.gradient_accumulation_steps
     if updates:
