@@ -39,7 +39,10 @@ def parameters_of(text: str) -> list[inspect.Parameter]:
 
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_the_documented_parameters_are_accepted(path: str) -> None:
-    """The documented parameters come first, in their order and with their defaults; others have defaults too."""
+    """The documented parameters come first, in their order and with their defaults; others have defaults too.
+
+    Where any other keywords are accepted, as by events, there are no others.
+    """
     ours = list(inspect.signature(documented(path)).parameters.values())
     if ours and ours[0].name == "cls":
         del ours[0]
@@ -53,6 +56,8 @@ def test_the_documented_parameters_are_accepted(path: str) -> None:
             assert by_name[parameter.name].default == parameter.default, parameter.name
     further = [one for one in ours[len(by_position) :] if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     assert all(one.default is not one.empty for one in further)
+    if any(one.kind is one.VAR_KEYWORD for one in expected):
+        assert [*by_name] == [one.name for one in expected]
 
 
 def test_a_run_history_of_ones_own_implements_the_documented_methods_only() -> None:

@@ -17,7 +17,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from pa_core import AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
+from pa_core import AnyTrainer, InMemoryRunHistory, StepBasedEvaluationCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.small_runs import NoteBatches, make_trainer, samples
 from tests.support.callbacks import CallAt
@@ -132,11 +132,12 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
     """Modes, including those of parts that the user keeps in evaluation mode, losses and random numbers come back."""
 
     class Sampling(TinyClassifier):
-        """Draws in evaluations too, as a variational autoencoder does."""
+        """Draws in evaluations too, as a variational autoencoder does; drops in training alone."""
 
         @override
         def forward(self, inputs: Tensor) -> Tensor:
-            return super().forward(inputs + 0.1 * torch.randn_like(inputs) * random.random() * np.random.rand())
+            dropped = nn.functional.dropout(inputs, 0.5, self.training)
+            return super().forward(dropped + 0.1 * torch.randn_like(inputs) * random.random() * np.random.rand())
 
     class FrozenNorm(Trainer[TinyClassifier]):
         @override
@@ -151,13 +152,20 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
         assert modes.count(False) == 1
 
     ends: list[Any] = []
-    for callbacks in ([], [CallAt("on_optimizer_step_end", evaluate, 2)]):
+    ways: list[list[TrainerCallback]] = [
+        [],
+        [CallAt("on_optimizer_step_end", evaluate, 2)],
+        [StepBasedEvaluationCallback(1)],
+    ]
+    for callbacks in ways:
         seed_all(1)
         model = Sampling(batch_norm=True)
         trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
-        trainer.train(make_classification(32), 1, make_classification(8), per_device_batch_size=8)
-        ends.append((trainer.run_history.get_latest_metric("train_loss_epoch"), weights_of(model).tolist()))
-    assert ends[0] == ends[1]
+        trainer.train(make_classification(32), 3, make_classification(20), per_device_batch_size=8)
+        losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+        assert len(losses) == 3
+        ends.append((losses, weights_of(model).tolist()))
+    assert ends[0] == ends[1] == ends[2]
 
 
 def test_an_evaluation_between_two_updates_counts_as_one_of_an_epoch_unless_said_otherwise() -> None:
