@@ -173,16 +173,18 @@ def test_many_kills(lab: CrashLab, configuration: Configuration) -> None:
 
 @pytest.mark.whole_proof
 @pytest.mark.parametrize(
-    ("loops", "kills", "never"),
+    ("loops", "kills", "resumed", "hits", "never"),
     [
-        ([None], 200, {Phase.NONE}),
-        (LOOPS, 200, {Phase.NONE}),
-        ([TRIAL], 100, {Phase.NONE, Phase.INTERMEDIATE_EVALUATION}),
+        ([None], 200, 50, 5, {Phase.NONE}),
+        (LOOPS, 200, 50, 5, {Phase.NONE}),
+        ([TRIAL], 100, 30, 3, {Phase.NONE, Phase.INTERMEDIATE_EVALUATION}),
     ],
 )
-def test_the_kills_hit_everything(tally: Tally, loops: Iterable[str | None], kills: int, never: set[Phase]) -> None:
+def test_the_kills_hit_everything(
+    tally: Tally, loops: Iterable[str | None], kills: int, resumed: int, hits: int, never: set[Phase]
+) -> None:
     """Every phase was hit several times, and many of the runs that were killed had been resumed; to be run last."""
     part = tally.of(*loops)
     assert len(part.killed()) >= kills
-    assert sum(ended.is_resumed for ended in part.killed()) >= kills // 4
-    assert [phase for phase in Phase if phase not in never and part.phases()[phase.name] < kills // 40] == []
+    assert sum(ended.is_resumed for ended in part.killed()) >= resumed
+    assert [phase for phase in Phase if phase not in never and part.phases()[phase.name] < hits] == []

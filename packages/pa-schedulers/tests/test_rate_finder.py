@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from typing_extensions import TypeVar, override
 
 from pa_core import ArgumentTypeError, ConfigurationError, Trainer, UnsupportedConfigurationError
@@ -311,3 +311,58 @@ def test_state_beside_parameters_is_restored(way: str, place: str) -> None:
     find_learning_rate(searched.trainer, searched.arguments["train_dataset"], num_updates=4)
     after_search = searched.weights_after()
     assert make(way, place).weights_after() == after_search
+
+
+class RunningLoss(nn.Module):
+    """A loss function that has a parameter, and a buffer that no state dict has."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.num_calls = 0
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs * self.scale, targets)
+        self.num_calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss / (1 + self.mean + self.num_calls)
+
+
+class Counts(Trainer[Any, Any, Any, Any]):
+    """Makes each step depend on the number of steps before it."""
+
+    steps = 0
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.steps += 1
+        output: dict[str, Any] = super().calculate_train_batch_loss(batch)
+        return {**output, "loss": output["loss"] / self.steps}
+
+
+def test_what_no_state_dict_has_is_as_before() -> None:
+    """A loss function with parameters, attributes of modules and of the trainer, gradients, generators of a loader."""
+    ended: list[list[Tensor]] = []
+    for searches in (False, True):
+        torch.manual_seed(0)
+        model, loss_func = nn.Linear(8, 3), RunningLoss()
+        parameters = [*model.parameters(), *loss_func.parameters()]
+        trainer = Counts(model, loss_func, SGD(parameters, lr=0.1), callbacks=[])
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        sampler = RandomSampler(samples(), generator=generators[0])
+        loader = DataLoader(samples(), 16, sampler=sampler, generator=generators[1])
+        if searches:
+            buffer, step = loss_func.mean, trainer.optimizer.step.__func__  # type: ignore[attr-defined]  # a method
+            find_learning_rate(trainer, loader, num_updates=10, per_device_batch_size=16)
+            assert loss_func.mean is buffer
+            assert trainer.optimizer.step.__func__ is step  # type: ignore[attr-defined]  # a method
+        trainer.train(loader, 2)
+        drawn = [torch.rand(1, generator=generator) for generator in generators]
+        ended.append([*(one.detach().clone() for one in parameters), loss_func.mean, *drawn])
+    assert all(torch.equal(first, second) for first, second in zip(*ended, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container
 from typing import cast
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_trial.boundaries import Boundaries, Due, is_due
+from pa_trial.boundaries import Boundaries, Due, batches_of, is_due
 from pa_trial.units import Batch, Epoch, TrainUnit
 
 PERIODS: list[tuple[TrainUnit | None, list[int]]] = [
@@ -40,6 +41,12 @@ PERIODS: list[tuple[TrainUnit | None, list[int]]] = [
 def test_a_period_fires_after_these_of_twelve_batches(period: TrainUnit | None, expected: list[int]) -> None:
     """An epoch has four batches; step 0 never fires, and numbers beyond the end are ignored."""
     assert [batches for batches in range(13) if is_due(period, batches, 4)] == expected
+
+
+def test_an_epoch_without_a_length_never_ends() -> None:
+    """Neither as a period nor as a length."""
+    assert not any(is_due(Epoch(1), batches, sys.maxsize) for batches in range(1000))
+    assert batches_of(Epoch(1), sys.maxsize) == sys.maxsize
 
 
 class Noted:

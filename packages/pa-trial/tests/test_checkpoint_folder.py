@@ -241,6 +241,24 @@ def test_one_wrong_bit_is_found(name: str, intact: Path, tmp_path: Path) -> None
         shutil.rmtree(checkpoint)
 
 
+def damage(path: Path, how: str) -> None:
+    """Damage a file."""
+    content = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes({"empty": b"", "truncated": content[:-7], "longer": content + b"x"}[how])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "longer"])
+def test_a_damaged_file_is_named(how: str, name: str, intact: Path, tmp_path: Path) -> None:
+    """Whatever has become of it."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(intact, checkpoint)
+    damage(checkpoint / name, how)
+    assert name in refuse(checkpoint).given
+
+
 def test_a_checkpoint_of_a_later_release_is_refused(intact: Path, tmp_path: Path) -> None:
     """Its files may mean something else."""
     shutil.copytree(intact, tmp_path / intact.name)
@@ -335,3 +353,16 @@ def test_the_checkpoint_that_a_second_call_of_fit_saves_is_not_of_the_first(tmp_
         for _ in range(2):
             trainer.fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
     assert [saved_after(path) for path in tmp_path.iterdir()] == [3, 3]
+
+
+def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
+    """Files, links, folders of something else, and checkpoints whose description is damaged."""
+    train(tmp_path, 1)
+    (name,) = kept(tmp_path).values()
+    shutil.copytree(tmp_path / name, tmp_path / "damaged")
+    (tmp_path / "damaged" / "manifest.json").write_text("{")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "link").symlink_to(tmp_path / name, target_is_directory=True)
+    train(tmp_path, 5, name, keep=1)
+    assert {"damaged", "notes", "notes.txt", "link", name} <= names(tmp_path)

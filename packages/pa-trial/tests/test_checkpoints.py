@@ -303,3 +303,12 @@ def test_a_script_that_always_resumes_from_the_newest_checkpoint(tmp_path: Path)
             latest = context.get_latest_checkpoint()
             Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint=latest, checkpoint_policy="none")
             assert trial.trained == trained
+
+
+def test_leftovers_of_a_process_that_is_gone_are_removed(tmp_path: Path) -> None:
+    """What a killed process was writing is deleted with the next checkpoint."""
+    abandoned = tmp_path / ".staging.0123456789ab.cd"
+    abandoned.mkdir()
+    (abandoned / "state_dict.pth").write_bytes(b"half of it")
+    fit(TinyTrial, tmp_path, max_length=Batch(1))
+    assert not abandoned.exists()

@@ -19,6 +19,7 @@ from torch.utils.data import (
     Dataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -32,6 +33,8 @@ from pa_trial.samplers import RepeatBatchSampler, ReproducibleShuffleSampler
 from tests.support.pa_trial.loaded import Drawing, MiddleOut, Quiet, as_lists, numbers, rng_states, seed_all, stream
 
 SIZE = 11
+
+AnyStack: Any = StackDataset  # torch leaves its type open
 
 Options = Callable[[], dict[str, Any]]
 
@@ -319,6 +322,28 @@ def test_draws_differ_by_sample_and_epoch_and_seed() -> None:
     assert {row[1] for row in rows}.isdisjoint(row[1] for row in others)
 
 
+@pytest.mark.parametrize("draws_from", [0, 3, SIZE - 1])
+def test_samples_that_draw_are_keyed_wherever_the_first_of_them_is(draws_from: int) -> None:
+    """A dataset that draws for some samples only gives what workers give, which key each sample."""
+    expected = stream(make("sequential", Drawing(SIZE, draws_from), num_workers=1), 8)
+    assert stream(make("sequential", Drawing(SIZE, draws_from)), 8) == expected
+
+
+def test_a_collation_that_draws_is_keyed_too() -> None:
+    """What ``collate_fn`` draws is resumed, and no other process draws otherwise."""
+    dataset = TensorDataset(torch.zeros(SIZE))
+
+    def collate(samples: list[Any]) -> Tensor:
+        return torch.stack([sample for (sample,) in samples]).mean() + torch.rand(())
+
+    before = rng_states()
+    drawn = stream(make("shuffled", dataset, collate_fn=collate), 6)
+    assert len(set(drawn)) == 6
+    assert stream(make("shuffled", dataset, collate_fn=collate), 3, skip=3) == drawn[3:]
+    assert stream(make("shuffled", dataset, collate_fn=collate, num_workers=1), 6) == drawn
+    assert rng_states() == before
+
+
 # With a seed: what is loaded
 
 
@@ -332,6 +357,26 @@ def test_skipping_loads_nothing(order: str) -> None:
     dataset = Quiet(SIZE)
     batches = stream(make(order, dataset), 2, skip=10**9 if order in at_once else 50)
     assert dataset.loaded == [int(row[0]) for batch in batches for row in batch]
+
+
+DATASETS: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: TensorDataset(torch.randn(SIZE, 2), torch.arange(SIZE)),
+    "list": lambda: [(number, {"square": number**2}) for number in range(SIZE)],
+    "stacked": lambda: AnyStack(a=numbers(SIZE), b=TensorDataset(torch.ones(SIZE))),
+    "samples": lambda: Quiet(SIZE),
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize("options", [{}, {"sampler": range(-3, 8)}, {"num_workers": 1}])
+def test_batches_are_those_of_torch(kind: str, options: dict[str, Any]) -> None:
+    """Whether samples are fetched one by one or whole batches at once, they are collated as torch does it."""
+    dataset = DATASETS[kind]()
+    if "sampler" in options and kind != "tensors":
+        options = {"sampler": range(8)}
+    expected = list(TorchDataLoader(dataset, 4, **options))
+    found = list(DataLoader(dataset, 4, **options).get_data_loader(seed=1))
+    assert str(found) == str(expected)
 
 
 def test_a_sample_that_fails_is_named() -> None:

@@ -186,6 +186,7 @@ EVENTS: dict[str, tuple[dict[str, Any], str]] = {
         "W4 C4 V4",
     ),
     "nothing to train": ({"max_length": Batch(0)}, ""),
+    "no epoch to train": ({"max_length": Epoch(0)}, ""),
     "one batch": ({"max_length": Epoch(5), "test_mode": True}, "W1 V1 C1"),
     "one batch, with a policy": ({"max_length": Epoch(5), "test_mode": True, "checkpoint_policy": "all"}, "W1 V1 C1"),
     "a validation before the training": (

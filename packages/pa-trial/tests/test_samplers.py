@@ -41,6 +41,22 @@ def test_skipping_leaves_out_the_first_items_of_each_iteration(length: int, skip
     assert len(sampler) == length
 
 
+@given(st.integers(1, 20), st.integers(1, 6), SHARES, st.integers(0, 15))
+def test_batches_are_repeated_then_shared_then_skipped(
+    num_samples: int, batch_size: int, share: tuple[int, int], skip: int
+) -> None:
+    """Batch n of a process is batch ``(skip + n) * R + r`` of the repeated sequence of batches."""
+    size, rank = share
+    batches = list(BatchSampler(range(num_samples), batch_size, drop_last=False))
+    composed = samplers.SkipBatchSampler(
+        samplers.DistributedBatchSampler(samplers.RepeatBatchSampler(batches), size, rank), skip
+    )
+    expected = [batches[((skip + number) * size + rank) % len(batches)] for number in range(9)]
+    assert list(islice(composed, 9)) == expected
+    assert len(composed) == len(batches[rank::size])
+    assert list(samplers.RepeatBatchSampler([])) == []
+
+
 @pytest.mark.parametrize("kind", [samplers.ReproducibleShuffleSampler, samplers.ReproducibleShuffleBatchSampler])
 def test_a_reproducible_shuffle_is_a_function_of_its_seed(
     kind: type[samplers.ReproducibleShuffleSampler[list[int]] | samplers.ReproducibleShuffleBatchSampler],

@@ -59,6 +59,29 @@ def results(reducers: MetricReducers, *of_others: list[Any], training: bool = Tr
         return reducers.exchange(None, training=training)[1]
 
 
+def test_a_function_gets_all_values() -> None:
+    """The object that is returned collects values, each its own; after a reset they are gone."""
+    reducers = MetricReducers()
+    mean, other = reducers.wrap(np.mean, name="mean"), reducers.wrap(np.mean, name="other")
+    mean.update(100.0)
+    reducers.reset()
+    mean.update(1.0)
+    mean.update(2.0)
+    other.update(3.0)
+    assert results(reducers) == {"mean": 1.5, "other": 3.0}
+
+
+@given(st.lists(st.integers(), max_size=20), st.integers(1, 5))
+def test_values_come_in_the_order_of_one_process(values: list[int], ranks: int) -> None:
+    """With one update a batch, a function gets the values as if one process had seen all batches."""
+    shares = [values[rank::ranks] for rank in range(ranks)]
+    reducers = MetricReducers()
+    collected = reducers.wrap(lambda items: items, name="items")
+    for value in shares[0]:
+        collected.update(value)
+    assert results(reducers, *([share] for share in shares[1:])) == {"items": values}
+
+
 def test_values_stay_as_they_were_when_they_were_added() -> None:
     """A tensor that changes later, or has a graph, is neither seen changed nor kept alive with its graph."""
     seen: list[Any] = []
@@ -291,6 +314,24 @@ def test_a_workload_without_metrics() -> None:
     metrics = workload({}, {})
     assert metrics.reduce([metrics.payload()]) == ({}, [{}, {}])
     assert metrics.reduce([WorkloadMetrics().payload()]) == ({}, [])
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda ranks: st.lists(st.lists(FINITE, min_size=ranks, max_size=ranks), min_size=1, max_size=8)
+    )
+)
+def test_metrics_are_means_over_the_processes(table: list[list[float]]) -> None:
+    """Each batch has the mean over the processes, and the average is the mean of these."""
+    of_ranks = [
+        [{"a": torch.tensor(value, dtype=torch.float64), "b": value} for value in rank]
+        for rank in zip(*table, strict=True)
+    ]
+    average, batches = reduced(of_ranks)
+    means = [np.mean(row) for row in table]
+    for name in ("a", "b"):
+        assert [float(batch[name]) for batch in batches] == pytest.approx(means, rel=1e-9, abs=1e-6)
+        assert average[name] == pytest.approx(np.mean(means), rel=1e-9, abs=1e-6)
 
 
 @pytest.mark.parametrize(

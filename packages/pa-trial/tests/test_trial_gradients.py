@@ -313,6 +313,41 @@ def test_gradients_of_several_kinds_of_numbers_are_exchanged() -> None:
         torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 3.0))
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_what_each_rank_reached_is_told_in_half_precision_too(half: torch.dtype) -> None:
+    """Nothing is lost where the only gradients are of few digits."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.ParameterList([torch.ones(2, dtype=half), torch.ones(2, dtype=half)]))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+    seen: list[list[bool]] = []
+
+    def train_batch(batch_idx: int) -> None:
+        model.zero_grad()
+        used = [0] if batch_idx < 2 else [rank()]
+        trained.parts.backward(torch.stack([model[index].sum() for index in used]).sum())
+        seen.append([parameter.grad is not None for parameter in model])
+
+    trained.train(train_batch, 4)
+
+    assert seen == [[True, False], [True, False], [True, True], [True, True]]
+
+
+def test_sparse_gradients_are_averaged() -> None:
+    """Each rank has other rows; where both have one, it is the mean."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.Embedding(4, 1, sparse=True))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+    before = model.weight.detach().clone()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(torch.tensor([1, 2 + rank()])).sum())
+        trained.parts.step_optimizer(trained.parts.optimizers[0])
+
+    trained.train(train_batch, 2)  # the second time, they are expected
+
+    torch.testing.assert_close(before - model.weight, torch.tensor([[0.0], [2.0], [1.0], [1.0]]))
+
+
 def test_parameters_that_are_unfrozen_for_a_backward_pass_only_are_refused() -> None:
     """Each rank would step them with a gradient of its own."""
     trained = Batches()

@@ -269,6 +269,16 @@ def test_the_division_over_processes_does_not_matter(reducer: Reducer, of_ranks:
     assert value == pytest.approx(FUNCTIONS[reducer](list(chain(*of_ranks))), rel=1e-9, abs=1e-6)
 
 
+@given(st.lists(st.tuples(FINITE, st.integers(1, 9)), min_size=1, max_size=12), st.integers(1, 3))
+def test_weighing_by_records_means_the_same_on_any_number_of_processes(batches: list[Any], ranks: int) -> None:
+    """The mean over all records is exact, however they are divided into batches and processes."""
+    metrics = [ValidationMetrics(Reducer.AVG, weigh_by_records=True) for _ in range(ranks)]
+    for index, (value, records) in enumerate(batches):
+        metrics[index % ranks].add({"a": value}, num_records=records)
+    expected = np.average([value for value, _ in batches], weights=[records for _, records in batches])
+    assert metrics[0].reduce([one.payload() for one in metrics])["a"] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
 def test_integers_stay_integers() -> None:
     """The largest of them, and their sum, however a tensor or Python holds them."""
     reducers = {"a": Reducer.AVG, "s": Reducer.SUM, "x": Reducer.MAX}
@@ -291,6 +301,23 @@ def test_reducers_that_do_not_fit_are_refused(reducer: Any, given: str) -> None:
     """Exactly the metrics there are must be named, each with a Reducer."""
     with pytest.raises(InvalidExperimentException, match=given):
         reduced([[{"a": 1.0, "b": 2.0}]], reducer)
+
+
+def test_outputs_are_the_metrics_of_each_batch() -> None:
+    """Callbacks get those of this process, with arrays in place of tensors."""
+    total = torch.zeros(())
+    metrics = ValidationMetrics(Reducer.SUM)
+    for index in range(2):
+        total += 1
+        metrics.add({"total": total, "row": torch.full((index + 1,), 2.0), "n": index})
+    first, second = metrics.outputs()
+    assert (first["total"], second["total"]) == (1.0, 2.0)
+    assert first["total"].shape == ()
+    assert second["row"].tolist() == [2.0, 2.0]
+    assert second["n"] == 1
+    assert metrics.reduce([metrics.payload()]) == {"total": 3.0, "row": 6.0, "n": 1}
+    assert validation([{}, {}]).outputs() == [{}, {}]  # reducers may have all metrics
+    assert reduced([[{}, {}]]) == {}
 
 
 def test_all_batches_have_the_same_names() -> None:

@@ -75,3 +75,23 @@ def test_a_forged_identity_lets_no_piece_of_others_in(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"0+-0+4\.csv.*Remove it"):
         squares(path, most=3)
     assert not path.exists()
+
+
+def test_pieces_of_another_identity_are_refused(tmp_path: Path) -> None:
+    """The error names what differs."""
+    squares(tmp_path / "squares.csv", most=1)
+    with pytest.raises(CheckpointError, match="weights: those of Monday, now those of Tuesday"):
+        squares(tmp_path / "squares.csv", most=1, identity={"weights": "those of Tuesday"})
+
+
+def test_what_is_no_file_is_not_removed_either(tmp_path: Path) -> None:
+    """A folder with the name of a piece is named, even where other pieces are removed, before anything is written."""
+    path = tmp_path / "squares.csv"
+    squares(path, most=1)
+    (piece,) = tmp_path.glob("*.pieces/0*")
+    piece.unlink()
+    piece.mkdir()
+    writer = ResumableWriter(path, 10, 2, samples_per_piece=3, other_pieces="remove")
+    with closing(writer), pytest.raises(CheckpointError, match=rf"{piece.name}.*Remove it"):
+        writer.open({"weights": "those of Tuesday"})
+    assert piece.is_dir()
