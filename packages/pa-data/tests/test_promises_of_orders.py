@@ -29,10 +29,13 @@ LENGTHS = torch.randint(1, 500, (NUMBER,), generator=torch.Generator().manual_se
 WEIGHTS = [(index * 37 % 101) / 7 for index in range(NUMBER)]
 
 
-def mixture(number: int) -> Order:
+SHARES = {"a": 0.5, "b": 0.3, "c": 0.2}
+
+
+def mixture(number: int, weights: dict[str, float] | None = SHARES, num_samples: int | None = 9000) -> Order:
     """The order of three datasets, the shares of which are other ones."""
     datasets = {"a": Indices(number // 10), "b": Indices(number // 10 * 3), "c": Indices(number // 10 * 6)}
-    return Mixture(datasets, weights={"a": 0.5, "b": 0.3, "c": 0.2}, num_samples=9000).default_order
+    return Mixture(datasets, weights=weights, num_samples=num_samples).default_order
 
 
 REPEATING: dict[str, Order] = {
@@ -88,16 +91,17 @@ EQUAL: list[tuple[Order, Order]] = [
     (LengthGrouped([1, 2], group_size=4), LengthGrouped([1, 2], group_size=4, window=200)),
     (TokenBudget([1, 2, 3], 8), TokenBudget(torch.tensor([1, 2, 3], dtype=torch.int16), 8)),
     (mixture(100), mixture(100)),
+    (mixture(100, SHARES, None), mixture(100, {"c": 2, "b": 3, "a": 5}, None)),
 ]
 UNEQUAL: list[Order] = [
     *(first for first, _ in EQUAL),
     *(Sequential(), Shuffled("feistel-v1")),
     *(Weighted([1, 2, 3.5]), Weighted([1, 2, 3], replacement=False), Weighted([1, 2, 3], num_samples=2)),
     *(LengthGrouped([2, 1], group_size=4), LengthGrouped([1, 2], group_size=8)),
-    LengthGrouped([1, 2], group_size=4, window=12),
+    *(LengthGrouped([1, 2], group_size=size, window=window) for size, window in ((4, 8), (8, 8), (4, 12))),
     *(TokenBudget([1, 2, 4], 8), TokenBudget([1, 2, 3], 9), TokenBudget([1, 2, 3], 8, max_samples=2)),
     *(ClassBalanced([0, 1, 1]), ClassBalanced([0, 1, 2]), ClassBalanced([0, 1, 1], num_samples=4)),
-    mixture(200),
+    *(mixture(200), mixture(100, None, None), mixture(100, None), mixture(100, SHARES, 50)),
 ]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -121,7 +121,8 @@ def chosen(given: object) -> Callable[[], object]:
 
 BUDGET = TokenBudget([1] * 10, 8)
 GLOBAL_BATCH_OF_8: dict[str, Any] = {"drop_last": True, "batch_size": 4, "num_processes": 2}
-REFUSED: list[tuple[Callable[[], object], str]] = [
+Refusal: TypeAlias = tuple[Callable[[], object], str]
+WRONG_VALUES: list[Refusal] = [
     (partial(epoch_order, -1, seed=0, epoch=0), "num_samples must be a whole number >= 0, got -1"),
     (
         partial(epoch_order, 10, seed=0, epoch=0, algorithm="quantum-v9"),
@@ -138,20 +139,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             ([], "0 weights"),
         )
     ),
-    (partial(Weighted, torch.ones(2, 3)), r"shape \(2, 3\)"),
-    (untyped(Weighted, "heavy"), "weights of type str"),
     (loader(Weighted([1, 2, 3])), "3 weights and a dataset of 10 samples"),
     (partial(Weighted, [1, 0, 2], replacement=False, num_samples=3), "num_samples=3.*2 weights above 0"),
-    *((untyped(Weighted, [1, 2], num_samples=number), "num_samples must") for number in (0, -1, 2.5, True)),
+    *(
+        (untyped(Weighted, [1, 2], num_samples=number), f"num_samples must be a whole number >= 1, got {number}")
+        for number in (0, -1, 2.5, True)
+    ),
     (chosen([True] * 9), r"9 elements of choose\(2\) and a dataset of 10 samples"),
     (chosen([0, 10]), r"10 at position 1.*choose\(2\)"),
     (chosen([-1]), "-1 at position 0"),
-    (chosen([0.5, 1.0]), r"float32 from choose\(2\)"),
-    (chosen(None), r"choose\(2\) of type NoneType.*Return indices from choose"),
-    (chosen({1, 2}), r"choose\(2\) of type set.*Return indices from choose"),
-    (chosen(iter([1])), r"choose\(2\) of type list_iterator.*Return indices from choose"),
-    (chosen([[1, 2], [3, 4]]), r"choose\(2\) of shape \(2, 2\).*Return indices from choose"),
-    (untyped(Curriculum, [[0, 1], [2, 3]]), "choose of type list"),
     (untyped(LengthGrouped, [1.5], group_size=4), "torch.float32"),
     (partial(LengthGrouped, [1, -5], group_size=4), r"lengths\[1\]=-5"),
     (partial(LengthGrouped, [1], group_size=0), "group_size must be .* got 0"),
@@ -162,7 +158,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(TokenBudget, [3, -1], 64), r"lengths\[1\]=-1"),
     (untyped(TokenBudget, [3.5], 64), "torch.float32"),
     (partial(TokenBudget, [], 64), "0 lengths"),
-    (untyped(TokenBudget, ["abc"], 64), "list"),
     (partial(TokenBudget, [3], 0), "max_tokens must be .* got 0"),
     (untyped(TokenBudget, [3], 64.0), "max_tokens must be .* got 64.0"),
     (partial(TokenBudget, [3], 64, max_samples=0), "max_samples must be .* got 0"),
@@ -173,10 +168,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (loader(BUDGET, batch_size=None, drop_last=True), "leave out drop_last=True with order=TokenBudget"),
     (loader(BUDGET, batch_size=None, split="eval"), 'split="eval", and order=TokenBudget'),
     (loader(Forgetful([1] * 10, max_tokens=6)), "makes_batches = True"),
-    (untyped(ClassBalanced, [0.5, 1.5]), r"labels of type torch\.float32"),
-    (untyped(ClassBalanced, ["cat", "dog"]), r"Number the classes: numbers = \{name"),
+    *((untyped(ClassBalanced, no), r"labels of type torch\.float32") for no in ([0.5, 1.5], torch.tensor([1.0, 2.0]))),
     (partial(ClassBalanced, [0, 1, 2], num_samples=2), "num_samples=2 and 3 classes"),
-    (partial(ClassBalanced, torch.tensor([[0], [1]])), r"shape \(2, 1\)"),
     (loader(ClassBalanced([0, 1, 2])), "3 labels and a dataset of 10 samples"),
     (three(weights={"a": 1, "b": 2}), "names a, b, c"),
     (three(weights={"a": 1, "b": 2, "c": 3, "d": 4}), "names a, b, c"),
@@ -187,22 +180,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (three(weights={"a": 0, "b": 0, "c": 0}), "none of them above 0"),
     (three(weights={"a": 1e-6, "b": 1, "c": 1}), r"weights\['a'\]=1e-06, which is 5e-05 of the 100 samples"),
     (three(num_samples=0), "num_samples must be .* got 0"),
-    *((untyped(Mixture, no), "needs its datasets by name") for no in ({}, [Indices(3)], Indices(3), {1: Indices(3)})),
-    *((untyped(Mixture, {"a": no}), "takes datasets with a length") for no in (Endless(), 3)),
-    (drawn(torch.rand(10)), r"torch.float32 from Drawn.indices_of_epoch\(\)"),
-    (drawn(torch.ones(10, dtype=torch.bool)), r"torch.bool from Drawn.indices_of_epoch\(\)"),
-    (drawn(torch.arange(10)[None]), r"Drawn.indices_of_epoch\(\).*of shape \(1, 10\)"),
-    (drawn("a"), r"Drawn.indices_of_epoch\(\).*of type str"),
-    (drawn(None), r"Drawn.indices_of_epoch\(\).*of type NoneType"),
-    (drawn(torch.arange(10) + 1), "10 at position 9 of Drawn.indices_of_epoch"),
-    (drawn(torch.arange(10) - 1), "-1 at position 0 of Drawn.indices_of_epoch"),
-    (drawn(torch.arange(9)), "9 indices from Drawn.indices_of_epoch"),
-    *((drawn(torch.arange(10), length), "length_of_epoch") for length in (0, -1, 2.5)),
-    *(
-        (partial(getattr, Weighs(thing), "fingerprint"), "weighs-v1: thing")
-        for thing in (object(), np.array([object()]), [Indices(2)])
-    ),
-    (loader(Nameless()), 'Write name = "nameless-v1" in Nameless'),
     (untyped(KeyedDataLoader, Endless(), 2), "needs a dataset with a length.*Endless.*__len__.*utils.data.DataLoader"),
     (partial(KeyedDataLoader, WithoutLength(), 2), "needs a dataset with a length.*WithoutLength.*__len__.*DataLoader"),
     *((loader(batch_size=size), f"batch_size must be a whole number >= 1, got {size}") for size in (0, -1, None)),
@@ -214,8 +191,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (loader(split="test"), "split='test'"),
     (loader(in_order=False), "in_order=False"),
     (loader(timeout=3), "timeout=3"),
-    (loader(sampler=[[0]]), "sampler"),
-    (loader(batch_sampler=[[0]]), "batch_sampler"),
     (loader(fixed_batches=True), "parts of an update: pass samples_per_update"),
     (loader(fixed_batches=True, keyed_augmentation=False, samples_per_update=4), "leave out keyed_augmentation=False"),
     (loader(fixed_batches=True, keyed_augmentation=False, split="eval"), "leave out keyed_augmentation=False"),
@@ -225,13 +200,68 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "makes no updates: leave out samples_per_update=4",
     ),
     (loader(BUDGET, fixed_batches=True, batch_size=None), "fixed_batches=True with TokenBudget"),
+    *(
+        (drawn(given), rf"{found} of Drawn.indices_of_epoch\(\).* Look at how the indices are computed")
+        for given, found in (
+            (torch.arange(10) + 1, "10 at position 9"),
+            (torch.arange(10) - 1, "-1 at position 0"),
+        )
+    ),
+    (drawn(torch.arange(9)), r"9 indices from Drawn.indices_of_epoch\(\).* Override length_of_epoch\(\) to return"),
+    *(
+        (drawn(torch.arange(10), length), rf"Drawn.length_of_epoch\(\) .* must be .* got {length}")
+        for length in (0, -1, 2.5)
+    ),
 ]
-EMPTY: list[tuple[Callable[[], object], str]] = [
+WRONG_TYPES: list[Refusal] = [
+    (partial(Weighted, torch.ones(2, 3)), r"shape \(2, 3\)"),
+    (untyped(Weighted, "heavy"), "weights of type str"),
+    (chosen([0.5, 1.0]), r"float32 from choose\(2\)"),
+    (chosen(None), r"choose\(2\) of type NoneType.*Return indices from choose"),
+    (chosen({1, 2}), r"choose\(2\) of type set.*Return indices from choose"),
+    (chosen(iter([1])), r"choose\(2\) of type list_iterator.*Return indices from choose"),
+    (chosen([[1, 2], [3, 4]]), r"choose\(2\) of shape \(2, 2\).*Return indices from choose"),
+    (untyped(Curriculum, [[0, 1], [2, 3]]), "choose of type list"),
+    (untyped(TokenBudget, ["abc"], 64), "list"),
+    (untyped(ClassBalanced, ["cat", "dog"]), r"Number the classes: numbers = \{name"),
+    (partial(ClassBalanced, torch.tensor([[0], [1]])), r"shape \(2, 1\)"),
+    *(
+        (untyped(Mixture, no), rf"needs its datasets by name\. Got a {type(no).__name__} with the names \[{names}\]")
+        for no, names in (({}, ""), ([Indices(3)], ""), (Indices(3), ""), ({1: Indices(3)}, "1"))
+    ),
+    *(
+        (untyped(Mixture, {"a": no}), f"takes datasets with a length.* 'a' is a {type(no).__name__}")
+        for no in (Endless(), 3)
+    ),
+    (loader(sampler=[[0]]), "sampler"),
+    (loader(batch_sampler=[[0]]), "batch_sampler"),
+    *(
+        (drawn(given), rf"{found}.* Return integers, for example torch\.randperm")
+        for given, found in (
+            (torch.rand(10), r"torch.float32 from Drawn.indices_of_epoch\(\)"),
+            (torch.ones(10, dtype=torch.bool), r"torch.bool from Drawn.indices_of_epoch\(\)"),
+            (torch.arange(10)[None], r"Drawn.indices_of_epoch\(\).*of shape \(1, 10\)"),
+            ("a", r"Drawn.indices_of_epoch\(\).*of type str"),
+            (None, r"Drawn.indices_of_epoch\(\).*of type NoneType"),
+        )
+    ),
+    *(
+        (
+            partial(getattr, Weighs(thing), "fingerprint"),
+            r"weighs-v1: thing.* Override parameters\(\) to return tensors",
+        )
+        for thing in (object(), np.array([object()]), [Indices(2)])
+    ),
+    (loader(Nameless()), 'Write name = "nameless-v1" in Nameless'),
+]
+EMPTY: list[Refusal] = [
     (chosen([]), r"choose\(2\) returned none"),
     (chosen([False] * 10), r"choose\(2\) returned none"),
     (partial(ClassBalanced, []), "0 labels"),
-    (loader(num_samples=0), "0 samples.*at least one.*path"),
-    (partial(KeyedDataLoader, TensorDataset(torch.zeros(0, 3)), 2), "0 samples"),
+    *(
+        (partial(KeyedDataLoader, empty, 2), "0 samples.*at least one.*path")
+        for empty in (Indices(0), TensorDataset(torch.zeros(0, 3)))
+    ),
     (loader(num_samples=7, **GLOBAL_BATCH_OF_8), "7 samples, and global batches of 8.*drop_last=False"),
     (loader(num_samples=7, split="eval", **GLOBAL_BATCH_OF_8), "7 samples, and global batches of 8.*drop_last=False"),
     (
@@ -241,10 +271,17 @@ EMPTY: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), REFUSED)
+@pytest.mark.parametrize(("make", "message"), WRONG_VALUES)
 def test_what_cannot_work_is_refused_at_once(make: Callable[[], object], message: str) -> None:
     """Before anything is loaded, by what was given, and with what to do."""
-    with pytest.raises((DataError, TypeError), match=message):
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_TYPES)
+def test_an_object_of_a_wrong_type_is_refused_at_once(make: Callable[[], object], message: str) -> None:
+    """As Python's own functions do."""
+    with pytest.raises(TypeError, match=message):
         make()
 
 

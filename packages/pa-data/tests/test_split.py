@@ -42,26 +42,27 @@ def positions(split: Split) -> list[int]:
     return [position for step in range(len(split)) for piece in pieces(split, step) for position in piece]
 
 
-def splits_of_the_grid(drop_last: bool) -> Iterator[tuple[Split, range]]:
-    """Yield the splits of all sizes, from several places on, and the positions that they take."""
+def splits_of_the_grid(drop_last: bool) -> Iterator[tuple[Split, int, range]]:
+    """Yield the splits of all sizes, from several places on, their batch sizes, and the positions that they take."""
     for num_samples, batch_size, num_processes in GRID:
         for start in {0, 1, num_samples // 2, num_samples}:
-            split = whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            split: Split = whole_batches(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
             left_out = (num_samples - start) % (batch_size * num_processes) * drop_last
-            yield split, range(start, num_samples - left_out)
+            yield split, batch_size, range(start, num_samples - left_out)
         if num_samples >= num_processes:
             left_out = num_samples % (batch_size * num_processes) * drop_last
-            yield EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last), range(num_samples - left_out)
+            split = EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
+            yield split, batch_size, range(num_samples - left_out)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_sample_is_taken_once_and_in_order_in_full_steps_before_the_rest(drop_last: bool) -> None:
     """In training and evaluation; drop_last leaves out what fills no global batch. No step is empty."""
-    for split, expected in splits_of_the_grid(drop_last):
+    for split, batch_size, expected in splits_of_the_grid(drop_last):
         assert positions(split) == list(expected)
         of_steps = [list(map(len, pieces(split, step))) for step in range(len(split))]
         assert [split.size(step) for step in range(len(split))] == list(map(sum, of_steps))
-        is_full = [set(sizes) == {split.batch_size} for sizes in of_steps]
+        is_full = [set(sizes) == {batch_size} for sizes in of_steps]
         assert is_full == [step < split.num_full_steps for step in range(len(split))]
         assert all(map(sum, of_steps))
 
@@ -70,13 +71,15 @@ def test_the_remainder_of_training_is_shared_evenly_from_rank_zero_on() -> None:
     """By as many processes as possible; none has a single sample, which batch normalisation refuses, unless it must."""
     for num_samples, batch_size, num_processes in GRID:
         split = whole_batches(num_samples, batch_size, num_processes)
+        for step in range(len(split)):
+            sizes = [len(piece) for piece in pieces(split, step)]
+            assert 1 not in sizes or split.size(step) == 1 or batch_size == 1
         sizes = [len(piece) for piece in pieces(split, len(split) - 1)]
         total, taking = sum(sizes), [size for size in sizes if size > 0]
         assert len(taking) == min(num_processes, total if batch_size == 1 else max(1, total // 2))
         assert sizes == sorted(sizes, reverse=True)
         assert max(taking) - min(taking) <= 1
         assert max(taking) <= max(batch_size, 3 if batch_size == 2 else 0)
-        assert 1 not in sizes or total == 1 or batch_size == 1
 
 
 def test_every_process_evaluates_in_every_step() -> None:

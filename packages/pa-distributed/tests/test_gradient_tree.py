@@ -330,7 +330,7 @@ def test_buffers_of_an_evaluation_are_put_back() -> None:
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_layers_that_are_added_or_replaced_are_found(is_replaced: bool) -> None:
-    """With their buffers, once asked to; also where the new one has as many parameters."""
+    """With their buffers, once asked to; also where the new one has as many parameters, and in each later update."""
     model = nn.Sequential(nn.Linear(4, 4))
     tree = GradientTree([model], num_values=1)
     update_alike(model, tree, totals(4))
@@ -338,9 +338,10 @@ def test_layers_that_are_added_or_replaced_are_found(is_replaced: bool) -> None:
         model[0] = nn.Linear(4, 4)
     else:
         model.append(nn.BatchNorm1d(4))
-    tree.find()
-    model.zero_grad()
-    update_alike(model, tree, totals(4))
+    for _ in range(2):
+        tree.find()
+        model.zero_grad()
+        update_alike(model, tree, totals(4))
 
 
 @pytest.mark.runs_on("two_ranks")

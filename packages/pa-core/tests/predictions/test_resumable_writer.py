@@ -47,6 +47,13 @@ def test_what_is_not_complete_is_no_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_writer_knows_its_file_before_it_is_open(tmp_path: Path) -> None:
+    """And which pieces are missing only then."""
+    writer = ResumableWriter(tmp_path / "squares.csv", num_samples=10, batch_size=2)
+    assert writer.path == tmp_path / "squares.csv"
+    assert writer.missing == []
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_processes_that_do_not_share_a_disk_are_told_so(tmp_path: Path) -> None:
     """All of them, before anything is predicted."""
