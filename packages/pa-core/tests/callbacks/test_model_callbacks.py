@@ -216,7 +216,7 @@ def test_a_model_that_is_saved_in_another_way_needs_no_file(tmp_path: Path) -> N
 
 
 VALUES = st.lists(
-    st.sampled_from([number / 8 for number in range(-4, 5)]) | st.floats(width=32), min_size=1, max_size=20
+    st.sampled_from([*(number / 8 for number in range(-4, 5)), 1e-30]) | st.floats(width=32), min_size=1, max_size=20
 )
 """Any numbers and what is none; changes between some of them are just enough."""
 
