@@ -24,6 +24,8 @@ def main(verb: str = "", *arguments: str) -> int:
     """Do what the command line says; return the exit status."""
     verbs = {"dev": dev, "fix": fix, "check": check, "test": test, "docs": docs}
     if verb not in verbs or (arguments and verb != "test"):
+        if verb:
+            print(f"{verb} takes no arguments." if verb in verbs else f"There is no command {verb}.", end="\n\n")
         print(__doc__)
         return 2
     if verb != "dev" and not DEV.exists():

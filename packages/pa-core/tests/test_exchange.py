@@ -13,8 +13,9 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Run, UnsupportedConfigurationError
+from pa_core import AnyTrainer, ArgumentTypeError, Run, Trainer, UnsupportedConfigurationError
 from pa_core.engine.exchange import Alone, BatchPlace, Exchange, Part
+from tests.small_runs import make_trainer
 from tests.support.pa_core.entries import Entry, StepTrainer, on_both_entries, train
 
 torch.manual_seed(0)
@@ -99,3 +100,20 @@ def test_a_reproducible_run_needs_an_exchange_that_is_exact() -> None:
     model = nn.Linear(4, 1)
     with pytest.raises(UnsupportedConfigurationError, match="makes no reproducible runs"):
         OwnTrainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [], reproducible="any_processes")
+
+
+@pytest.mark.parametrize(
+    ("returned", "given"),
+    [(None, "NoneType"), (Alone, "the class Alone"), (object(), "object, without num_averaged, is_exact")],
+)
+def test_what_is_no_exchange_is_refused_when_the_trainer_is_made(returned: Any, given: str) -> None:
+    """None, a class, or an object without the methods: not only once a run calls what is missing."""
+
+    class Wrong(Trainer):
+        @override
+        def create_exchange(self) -> Exchange:
+            exchange: Exchange = returned
+            return exchange
+
+    with pytest.raises(ArgumentTypeError, match=f"(?s)create_exchange has returned no exchange.*{given}"):
+        make_trainer(Wrong)

@@ -234,7 +234,7 @@ def test_loops_in_whose_steps_processes_communicate_are_refused(
 def test_what_a_stream_cannot_follow_is_refused(arguments: dict[str, Any], match: str) -> None:
     """It is read forwards, anew in each epoch."""
     refused: Any = trainer_of().train
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((ConfigurationError, DataError), match=match):
         refused(_SizedStream(), 1, samples_per_update=12, **arguments)
 
 

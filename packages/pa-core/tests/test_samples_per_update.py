@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from pa_core import ConfigurationError, Run, SaveTrainingStateCallback, Trainer
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import make_regression
+from pa_data.errors import DataError
 from pa_data.orders import TokenBudget
 from tests.support.loops import in_double, network, optimizer_of, train_by_hand, updates_of
 from tests.support.pa_core.entries import Entry, on_both_entries, train
@@ -109,7 +110,7 @@ def test_a_loader_of_the_users_own_is_accumulated() -> None:
 def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], match: str) -> None:
     """With the three numbers, and the way out."""
     train: Any = trainer_of(network()).train
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((ConfigurationError, DataError), match=match):
         train(**{"train_dataset": DATA, "num_epochs": 1, **arguments})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from typing_extensions import override
 from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
+    ArgumentTypeError,
     CheckpointError,
     ConfigurationError,
     SaveTrainingStateCallback,
@@ -255,8 +256,12 @@ def test_a_method_that_makes_a_loader_without_the_order_is_refused() -> None:
 )
 def test_what_is_no_order_is_refused(order: Any, advice: str) -> None:
     """A class, a name and a list of indices are told from an order before anything is trained."""
-    for call in (lambda: make_trainer().train(DATA, 1, order=order), lambda: KeyedDataLoader(DATA, order=order)):
-        with pytest.raises(TypeError) as refused:
+    calls: list[tuple[type[TypeError], Callable[[], object]]] = [
+        (ArgumentTypeError, lambda: make_trainer().train(DATA, 1, order=order)),
+        (TypeError, lambda: KeyedDataLoader(DATA, order=order)),
+    ]
+    for error, call in calls:
+        with pytest.raises(error) as refused:
             call()
         assert_explained(refused.value)
         assert advice in str(refused.value)

@@ -18,11 +18,13 @@ from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
+    ConfigurationError,
     LimitBatches,
     SaveTrainingStateCallback,
     TrainerCallback,
 )
 from pa_core.distributed import num_processes
+from pa_data.errors import DataError
 from pa_data.orders import Shuffled, TokenBudget
 from tests.support.callbacks import KillAt, KilledError
 from tests.support.explained import assert_explained
@@ -208,7 +210,7 @@ def test_the_run_config_has_the_mean_size_of_a_batch() -> None:
 )
 def test_a_size_of_batches_beside_the_budget_is_refused(arguments: dict[str, Any], found: str) -> None:
     """What would have no effect is said, and what to do instead."""
-    with pytest.raises(ValueError, match=found):
+    with pytest.raises((ConfigurationError, DataError), match=found):
         train(**arguments)
 
 

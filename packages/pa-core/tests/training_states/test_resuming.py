@@ -265,6 +265,17 @@ def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
         train(make_trainer(), resume_from=tmp_path, resume_missing="start")
 
 
+def test_a_damaged_state_that_was_named_is_told_apart_from_the_others_of_its_folder(tmp_path: Path) -> None:
+    """Nobody is told to remove the states that are valid."""
+    train(make_trainer(saving(tmp_path, save_every_n_steps=2)), num_epochs=1)
+    damaged, *others = Folder(tmp_path).records()
+    (damaged.path / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"(?s)The training state is not valid\..*Pass the folder") as raised:
+        train(make_trainer(), resume_from=damaged.path)
+    assert others
+    assert "emove" not in str(raised.value)
+
+
 def test_what_could_not_be_saved_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     """Not after an hour: the message names the entry."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_data.batches import describe_batch, is_array
 from pa_data.orders import Order, check_order, order_of_dataset
 
@@ -225,7 +225,10 @@ def order_that_makes_batches(order: Order | None, dataset: object, kwargs: Mappi
 
 def _check_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
     """Raise an error for an order that is not one, or that would have no effect on the data of a run."""
-    check_order(order)
+    try:
+        check_order(order)
+    except TypeError as error:
+        raise ArgumentTypeError(str(error)) from None
     if "order" in kwargs:
         raise ConfigurationError(
             "The order of the samples is not an argument of a loader.",

@@ -58,7 +58,7 @@ from pa_core.engine.callback_checks import (
     warn_of_unknown_events,
     with_known_arguments,
 )
-from pa_core.engine.exchange import Exchange, create_exchange, require_exact
+from pa_core.engine.exchange import Exchange, check_exchange, create_exchange
 from pa_core.engine.fingerprint import fingerprint
 from pa_core.engine.model_description import describe_model
 from pa_core.engine.setup import RunState, Setup
@@ -192,7 +192,7 @@ class AnyTrainer(ABC):
         self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
         self._setup.exchange = exchange = self.create_exchange()
         self._session = RunState(self._setup, {}, EvaluationSets(), Progress())
-        require_exact(exchange, reproducible=reproducible is not None)
+        check_exchange(exchange, reproducible=reproducible is not None)
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:

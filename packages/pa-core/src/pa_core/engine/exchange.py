@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from pa_core.distributed.rank_sync import NUM_FLAGS
 from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part
 from pa_core.engine.reproducible_checks import require_own_batches
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.types import SizedIterable
 from pa_data.rng import seed_rng
 from pa_distributed.gradient_tree import GradientTree
@@ -562,17 +562,26 @@ def create_exchange(
     return Averaged(accelerator) if accelerator.num_processes > 1 else Alone()
 
 
-def require_exact(exchange: Exchange, *, reproducible: bool) -> None:
-    """Raise an error for an exchange that makes no reproducible runs, where they were requested.
+def check_exchange(exchange: object, *, reproducible: bool) -> None:
+    """Raise an error for anything that a trainer cannot use as its exchange.
 
     Args:
-        exchange: The exchange of the trainer.
-        reproducible: Whether they were.
+        exchange: What ``create_exchange`` has returned.
+        reproducible: Whether reproducible runs were requested.
 
     Raises:
-        UnsupportedConfigurationError: It makes none.
+        ArgumentTypeError: It is a class, None, or an object without some of the methods.
+        UnsupportedConfigurationError: It makes no reproducible runs, and they were requested.
     """
-    if reproducible and not exchange.is_exact:
+    missing = [name for name in vars(Exchange) if not name.startswith("_") and not hasattr(exchange, name)]
+    if missing or isinstance(exchange, type):
+        given = f"the class {exchange.__name__}" if isinstance(exchange, type) else type(exchange).__name__
+        raise ArgumentTypeError(
+            "create_exchange has returned no exchange.",
+            given=f"{given}, without {', '.join(missing)}" if missing and exchange is not None else given,
+            do="Return an instance of a class that derives from pa_core.engine.exchange.Alone, which has all methods.",
+        )
+    if reproducible and not cast("Exchange", exchange).is_exact:
         raise UnsupportedConfigurationError(
             "The exchange of this trainer makes no reproducible runs.",
             given=f"{type(exchange).__name__}, whose is_exact is False",

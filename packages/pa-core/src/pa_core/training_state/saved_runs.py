@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, overload
 
@@ -90,7 +90,7 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     try:
         saved, skipped = Folder(path).newest_readable(_verify)
         if saved is None:
-            choice = _Choice(problem=_why_none(path, [f"{one.path.name}: {one.reason}" for one in skipped]))
+            choice = _Choice(problem=_why_none(path, {one.path: one.reason for one in skipped}))
         else:
             choice = _Choice([f"The training state {one.path} is skipped: {one.reason}" for one in skipped])
     except _StateElsewhereError as error:
@@ -106,15 +106,21 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     return choice, saved
 
 
-def _why_none(path: Path, reasons: Sequence[str]) -> CheckpointError | None:
+def _why_none(path: Path, reasons: Mapping[Path, str]) -> CheckpointError | None:
     if (foreign := find_accelerate_state(path)) is not None:
         return refusal_of_accelerate_state(foreign)
     if not reasons:
         return None
+    if set(reasons) == {path}:
+        return CheckpointError(
+            "The training state is not valid.",
+            given=f"{path}: {reasons[path]}",
+            do="Pass the folder that it is in for the newest valid state there, or restore this one from a backup.",
+        )
     return CheckpointError(
         "None of the training states is valid.",
-        given=f"{path} with {'; '.join(reasons)}",
-        do="Restore one from a backup, or remove them to begin a new run.",
+        given=f"{path} with {'; '.join(f'{one.name}: {reason}' for one, reason in reasons.items())}",
+        do='Restore one from a backup, or move them away and pass resume_missing="start" to begin a new run.',
     )
 
 
