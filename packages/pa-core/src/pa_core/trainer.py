@@ -33,7 +33,8 @@ from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import require_ready, stopping_in_order
 from pa_core.engine.sanity_evaluation import sanity_evaluation
 from pa_core.engine.scheduler_stepping import SchedulerStepping
-from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.session import Session
+from pa_core.engine.setup import TrainingHooks
 from pa_core.engine.update import TrainerUpdate, updates_of_epoch
 from pa_core.errors import NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -167,7 +168,7 @@ class Trainer(
         self._created_scheduler = None
         self._create_optimizer_fn = create_optimizer_fn
         self._setup.makes_optimizer = create_optimizer_fn is not None
-        self._hooks = TrainingHooks(
+        self._setup.hooks = TrainingHooks(
             overlaps=type(self).backward_step is Trainer.backward_step,
             looks_at_gradients=type(self).backward_step is Trainer.backward_step,
             looks_at_optimizer=type(self).optimizer_step is Trainer.optimizer_step,
@@ -175,7 +176,7 @@ class Trainer(
             update_weights=self._update_weights,
             rehearsed=self._compute_gradients if self.reproducible else None,
         )
-        self._session = Session(self, self._setup, self._hooks)
+        self._session = Session(self, self._setup)
         add_limit_of_environment(self.callback_handler)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
@@ -735,7 +736,7 @@ class Trainer(
         if isinstance(self.loss_func, nn.Module):
             called.setdefault("loss_func", self.loss_func)
         part.start(trained)
-        self._session.exchange.add(part, called, overlaps=self._hooks.overlaps)
+        self._session.exchange.add(part, called, overlaps=self._setup.hooks.overlaps)
         if type(self)._run_train_epoch is not Trainer._run_train_epoch:
             if self.reproducible:
                 raise UnsupportedConfigurationError(

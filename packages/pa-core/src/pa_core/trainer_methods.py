@@ -24,7 +24,7 @@ from pa_core.engine.prepare import place, shard
 from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.engine.run_descriptions import require_same_parts
 from pa_core.engine.running import require_ready, running
-from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.session import Session
 from pa_core.engine.setup import RunKind
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import TrainerRunConfig, check_count
@@ -62,7 +62,6 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     _created_scheduler: SchedulerT | None
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _session: Session  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
-    _hooks: TrainingHooks
 
     if TYPE_CHECKING:
 
@@ -212,7 +211,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         means = None if parts else self._session.means
 
         def begin() -> Session:
-            self._session = Session(self, self._setup, self._hooks, arguments, parts, eval_sets, means)
+            self._session = Session(self, self._setup, arguments, parts, eval_sets, means)
             return self._session
 
         in_progress = self._session.running

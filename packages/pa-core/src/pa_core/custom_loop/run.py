@@ -34,7 +34,8 @@ from pa_core.engine.run_arguments import RunArguments, requested_epochs
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import running, stopping_in_order
 from pa_core.engine.scheduler_stepping import SchedulerStepping
-from pa_core.engine.session import Session, TrainingHooks
+from pa_core.engine.session import Session
+from pa_core.engine.setup import TrainingHooks
 from pa_core.engine.update import Batches
 from pa_core.errors import ConfigurationError, StopTrainingError
 from pa_core.run_config import TrainerRunConfig
@@ -55,8 +56,6 @@ from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
 _T = TypeVar("_T")
-
-_HOOKS = TrainingHooks(pads=True)
 
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
@@ -255,7 +254,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self.step_scheduler: Literal["update", "epoch"] = step_scheduler
         self.watch_metric: str | None = watch_metric
         self._setup.makes_optimizer = not self._given.optimizers
-        self._session = Session(self, self._setup, _HOOKS)
+        self._setup.hooks = TrainingHooks(pads=True)
+        self._session = Session(self, self._setup)
         with print_errors_once():
             check_data(self._session, self._arguments.data, self._arguments)
         self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
@@ -390,7 +390,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return self
 
     def _begin_session(self) -> Session:
-        session = Session(self, self._setup, _HOOKS, self._arguments, self._parts)
+        session = Session(self, self._setup, self._arguments, self._parts)
         self._session = session  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than of any trainer
         self._evaluations = Evaluations(session)
         return session

@@ -16,6 +16,7 @@ from pa_core.engine.any_trainer import AnyTrainer
 from pa_core.engine.exchange import Exchange
 from pa_core.engine.parts import Part
 from pa_core.engine.scheduler_stepping import SchedulerStepping
+from pa_core.engine.setup import Setup
 from pa_core.errors import ConfigurationError
 from pa_core.training_state.progress import Progress
 
@@ -222,31 +223,17 @@ class OwnSteps:
 
     Args:
         trainer: The trainer.
-        exchange: What exchanges gradients.
+        setup: What the trainer is made with.
         parts: What the run trains, by the name of the optimizer.
         progress: How far the run has come.
-        looks_at_gradients: Whether the backward pass is the trainer's own.
-        looks_at_optimizer: Whether the run alone steps the optimizer.
-        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
 
     Attributes:
         first_updates: What looks at the steps of a trainer in the first updates of a run; None later.
     """
 
-    def __init__(
-        self,
-        trainer: AnyTrainer,
-        exchange: Exchange,
-        parts: Mapping[str, Part],
-        progress: Progress,
-        *,
-        looks_at_gradients: bool,
-        looks_at_optimizer: bool,
-        steps_scheduler_itself: bool,
-    ) -> None:
-        self._trainer, self._exchange, self._parts, self._progress = trainer, exchange, parts, progress
-        self._looks_at_gradients, self._looks_at_optimizer = looks_at_gradients, looks_at_optimizer
-        self._steps_scheduler_itself = steps_scheduler_itself
+    def __init__(self, trainer: AnyTrainer, setup: Setup, parts: Mapping[str, Part], progress: Progress) -> None:
+        self._trainer, self._exchange, self._parts, self._progress = trainer, setup.exchange, parts, progress
+        self._hooks = setup.hooks
         self.first_updates: FirstUpdates | None = None
         self._positions: SchedulerPositions | None = None
 
@@ -266,11 +253,11 @@ class OwnSteps:
         """
         if self._positions is not None:
             return
-        if self._looks_at_gradients or self._looks_at_optimizer:
+        if self._hooks.looks_at_gradients or self._hooks.looks_at_optimizer:
             part = next(iter(self._parts.values()))
-            optimizers = [self._trainer.optimizer] if self._looks_at_optimizer else []
+            optimizers = [self._trainer.optimizer] if self._hooks.looks_at_optimizer else []
             self.first_updates = FirstUpdates(
-                part, self._exchange, optimizers, looks_at_gradients=self._looks_at_gradients
+                part, self._exchange, optimizers, looks_at_gradients=self._hooks.looks_at_gradients
             )
         self.note_positions(stepping)
 
@@ -287,7 +274,7 @@ class OwnSteps:
             stepping: How the run steps schedulers.
         """
         own = dict(self._trainer.named_schedulers()) if len(self._parts) == 1 else {}
-        own.pop("scheduler" if self._steps_scheduler_itself else "", None)
+        own.pop("scheduler" if self._hooks.steps_scheduler_itself else "", None)
         self._positions = SchedulerPositions(own, stepping.count(self._progress.updates, 0))
 
     def require_positions(self, stepping: SchedulerStepping) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
@@ -46,39 +45,12 @@ from pa_data.rng import restored_rng_states
 _END: Any = object()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingHooks:
-    """What a trainer does in its own way in all of its runs; the defaults are for a script that writes its own loop.
-
-    Attributes:
-        pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
-        overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
-        looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
-        looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
-        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
-        update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
-            gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
-            optimizers do by themselves.
-        rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run tries it before its first
-            update. None in other runs, and where only the script computes.
-    """
-
-    pads: bool = False
-    overlaps: bool = False
-    looks_at_gradients: bool = False
-    looks_at_optimizer: bool = False
-    steps_scheduler_itself: bool = False
-    update_weights: Callable[[Part, bool], None] | None = None
-    rehearsed: Callable[[Any], Tensor] | None = None
-
-
 class Session(RunState):
     """One run: gives its loop data, events, agreement and training states, and is dropped when the next one begins.
 
     Args:
         trainer: The trainer.
         setup: What the trainer is made with.
-        hooks: What the trainer does in its own way.
         arguments: What the run is to do; by default nothing, before the first run.
         parts: What the run trains, by the name of the optimizer.
         eval_sets: What the run evaluates.
@@ -86,7 +58,6 @@ class Session(RunState):
 
     Attributes:
         trainer: As passed.
-        hooks: As passed.
         arguments: As passed.
         update_weights: As ``TrainingHooks.update_weights``, or what optimizers do by themselves.
         count: What counts the batches of a custom loader in the training of an epoch.
@@ -102,7 +73,6 @@ class Session(RunState):
         self,
         trainer: AnyTrainer,
         setup: Setup,
-        hooks: TrainingHooks,
         arguments: RunArguments = NO_ARGUMENTS,
         parts: Mapping[str, Part] = MappingProxyType({}),
         eval_sets: EvaluationSets | None = None,
@@ -112,23 +82,14 @@ class Session(RunState):
         progress = Progress()
         describe = partial(describe_course, trainer, progress, is_training=bool(parts))
         super().__init__(setup, parts, eval_sets or EvaluationSets(), progress, describe, means)
-        self.hooks = hooks
         self.arguments = arguments
-        self.update_weights: Callable[[Part, bool], None] = hooks.update_weights or self._update_by_optimizers
+        self.update_weights: Callable[[Part, bool], None] = setup.hooks.update_weights or self._update_by_optimizers
         self.gradient_clip_norm = arguments.gradient_clip_norm
         self.count: BatchCount | None = None
         self.has_padding_batches: bool = False
         self.keeps_batch: bool = False
         self._is_rehearsed = False
-        self.own_steps: OwnSteps = OwnSteps(
-            trainer,
-            setup.exchange,
-            self.parts,
-            progress,
-            looks_at_gradients=hooks.looks_at_gradients,
-            looks_at_optimizer=hooks.looks_at_optimizer,
-            steps_scheduler_itself=hooks.steps_scheduler_itself,
-        )
+        self.own_steps: OwnSteps = OwnSteps(trainer, setup, self.parts, progress)
         self.num_sets_to_come: int = 0
         self.updates_of_batch: int = 0
         self.gathered_empty: list[Tensor] = []
@@ -258,7 +219,7 @@ class Session(RunState):
         """Raise an error for schedulers that cannot be stepped in the way that was requested."""
         schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
-            is_overridden = name == "scheduler" and self.hooks.steps_scheduler_itself
+            is_overridden = name == "scheduler" and self.setup.hooks.steps_scheduler_itself
             self.arguments.stepping.require_usable(scheduler, self.trainer, is_overridden=is_overridden)
 
     def check_length_of_schedules(self) -> None:
@@ -268,7 +229,7 @@ class Session(RunState):
         steps = self.arguments.stepping.count(updates, config.num_epochs - trainer.num_epochs_completed)
         is_resumed = self.resumption.saved is not None
         for name, scheduler in trainer.named_schedulers().items():
-            if name != "scheduler" or not self.hooks.steps_scheduler_itself:
+            if name != "scheduler" or not self.setup.hooks.steps_scheduler_itself:
                 scheduler_stepping.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
 
     def reset_history(self) -> None:
@@ -408,7 +369,7 @@ class Session(RunState):
             return iter(())
         for part in self.parts.values():
             part.accumulation.counts_samples = count is not None and count.expected is None
-        self.has_padding_batches = self.hooks.pads or any(one.is_sharded for one in self.parts.values())
+        self.has_padding_batches = self.setup.hooks.pads or any(one.is_sharded for one in self.parts.values())
         self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
@@ -423,14 +384,14 @@ class Session(RunState):
 
     def _rehearsed(self, batches: Iterator[tuple[BatchPlace, Any]]) -> Iterator[tuple[BatchPlace, Any]]:
         """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
-        if self.hooks.rehearsed is None or self._is_rehearsed:
+        if self.setup.hooks.rehearsed is None or self._is_rehearsed:
             return batches
         started: list[tuple[BatchPlace, Any]] = []
         for place, batch in batches:
             started.append((place, batch))
             if place.micro_batch is not None:
                 self._is_rehearsed = True
-                self._rehearse(place, batch, self.hooks.rehearsed)
+                self._rehearse(place, batch, self.setup.hooks.rehearsed)
                 break
         return chain(started, batches)
 

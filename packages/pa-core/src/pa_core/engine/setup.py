@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
@@ -36,6 +38,32 @@ if TYPE_CHECKING:  # few runs need it, and the import of the others takes no tim
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingHooks:
+    """What a trainer does in its own way in all of its runs; the defaults are for a script that writes its own loop.
+
+    Attributes:
+        pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
+        overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
+        looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
+        looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
+        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
+        update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
+            gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
+            optimizers do by themselves.
+        rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run tries it before its first
+            update. None in other runs, and where only the script computes.
+    """
+
+    pads: bool = False
+    overlaps: bool = False
+    looks_at_gradients: bool = False
+    looks_at_optimizer: bool = False
+    steps_scheduler_itself: bool = False
+    update_weights: Callable[[Part, bool], None] | None = None
+    rehearsed: Callable[[Any], Tensor] | None = None
+
+
 class Setup:
     """What a trainer is made with, for all of its runs.
 
@@ -57,6 +85,7 @@ class Setup:
         checkpointer: Saves training states.
         added: The modules that are trained with the model.
         optimizer_modes: Which optimizers are in training mode and have another one.
+        hooks: What the trainer does in its own way.
         makes_optimizer: Whether a run makes the optimizer, if there is none.
         turn: Empty while a run is in progress. A list, as its ``pop`` gives one of two threads its item.
     """
@@ -79,6 +108,7 @@ class Setup:
         self.checkpointer: Checkpointer = Checkpointer()
         self.added: AddedModules = AddedModules()
         self.optimizer_modes: OptimizerModes = OptimizerModes()
+        self.hooks: TrainingHooks = TrainingHooks()
         self.makes_optimizer: bool = False
         self.turn: list[None] = [None]
 
