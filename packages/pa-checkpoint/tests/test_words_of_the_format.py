@@ -70,6 +70,18 @@ def test_a_manifest_is_read_back_before_it_is_published(tmp_path: Path, monkeypa
     assert names_in(tmp_path) == ["step_1"]
 
 
+@pytest.mark.parametrize(
+    ("summary", "given"),
+    [({"number": 10**5000}, "number=<int with"), ({3: "three"}, "3='three'"), ({"loss": float("inf")}, "loss=inf")],
+)
+def test_a_summary_that_could_not_be_read_again_is_refused(tmp_path: Path, summary: Any, given: str) -> None:
+    """Before anything is written: Python reads no number of thousands of digits, and JSON has texts for names."""
+    with pytest.raises(CheckpointError, match="cannot be stored") as caught:
+        save(tmp_path / "step_1", {}, summary=summary)
+    assert given in caught.value.given
+    assert names_in(tmp_path) == []
+
+
 def test_a_manifest_of_any_size_takes_little_memory(tmp_path: Path) -> None:
     """A file of a terabyte is refused after its first bytes, also in a listing."""
     save(tmp_path / "step_1", {"step": 1})

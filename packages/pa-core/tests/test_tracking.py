@@ -99,7 +99,11 @@ def test_values_are_read_back_under_their_names(history: InMemoryRunHistory) -> 
     assert history.metric_name_prefix == ""
     history.set_metric_name_prefix("ema_")
     history.update_metric("loss", 1.0)
+    assert history.metric_name_prefix == "ema_"
+    assert history.get_latest_metric("loss") == 2.0  # reading takes the full name
+    assert history.get_latest_metric("ema_loss") == 1.0
     history.set_metric_name_prefix()
+    assert history.metric_name_prefix == ""
     history.update_metric("loss", 1.5)
     assert history.get_metric_names() == {"loss", "accuracy", "ema_loss"}
     assert history.get_metric_values("loss") == [2.0, 1.5]
@@ -206,8 +210,15 @@ def test_numbers_have_records() -> None:
             assert [(record.value, record.update) for record in read.records()] == [(value, 1), (value, 4)]
             assert read.get_metric_values("b") == [value]
             assert not isinstance(read.get_metric_values("b")[0], Tensor)
-        history.update_metric("c", torch.tensor([0.25]))
-        assert history.records("c")[0].value == 0.25
+
+
+def test_what_is_a_number_in_records() -> None:
+    """Numbers, tensors of one element and truth values have records; whatever else was recorded has none."""
+    history = InMemoryRunHistory()
+    for value in (0.5, "high", torch.tensor([0.25]), None, True, [1.0], 2**60):
+        history.update_metric("a", value)
+        history.clock.update += 1
+    assert [(record.value, record.update) for record in history.records()] == [(0.5, 0), (0.25, 2), (1, 4), (2**60, 6)]
 
 
 def name_of_type(value: object) -> str:

@@ -247,9 +247,6 @@ def with_sparse_gradients(model: TinyTransformer) -> None:
     model.embed.sparse = True
 
 
-BY_CLASS = {"auto_wrap_policy": "transformer_based_wrap"}
-
-
 @pytest.mark.parametrize(
     ("change", "settings", "error", "message"),
     [
