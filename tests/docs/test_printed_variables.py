@@ -35,6 +35,9 @@ NOT_PRINTED = {
     "PET_STANDALONE": "several pages are run at once",
     "PYTHON_EXEC": "ranks are forked from a process that has imported torch",
     "SLURM_CONF": "a cluster of the test's own",
+    "SLURM_JOB_ID": "Slurm sets it",
+    "SLURM_JOB_NODELIST": "Slurm sets it",
+    "SLURM_JOB_NUM_NODES": "Slurm sets it",
     "TOKENIZERS_PARALLELISM": "hides a warning about forks, which tests make",
     "TRACKIO_DIR": "a folder of the test's own",
 }
