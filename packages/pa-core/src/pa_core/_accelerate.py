@@ -399,8 +399,10 @@ _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", 
 
 def _describe_precision(computed: str, models: Iterable[nn.Module]) -> str:
     """What is computed in, and what the weights are in where that is not float32 alone."""
-    dtypes = dict.fromkeys(one.dtype for model in models for one in model.parameters() if one.is_floating_point())
-    of_weights = " and ".join(_SHORT.get(one, str(one).removeprefix("torch.")) for one in dtypes)
+    dtypes = dict.fromkeys(
+        parameter.dtype for model in models for parameter in model.parameters() if parameter.is_floating_point()
+    )
+    of_weights = " and ".join(_SHORT.get(dtype, str(dtype).removeprefix("torch.")) for dtype in dtypes)
     if of_weights in ("", "fp32"):
         return "fp32" if computed == "no" else computed
     return f"{of_weights} weights" if computed == "no" else f"{computed}, {of_weights} weights"

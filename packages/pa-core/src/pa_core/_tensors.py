@@ -229,19 +229,19 @@ def compiled_from(model: nn.Module) -> nn.Module | None:
     return cast("nn.Module | None", found)
 
 
-def missing_methods(one: object) -> list[str]:
+def missing_methods(value: object) -> list[str]:
     """Return which of the methods ``state_dict`` and ``load_state_dict`` an object lacks."""
-    return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(one, name, None))]
+    return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(value, name, None))]
 
 
-def supports_state_dict(one: object) -> TypeIs[SupportsStateDict]:
+def supports_state_dict(value: object) -> TypeIs[SupportsStateDict]:
     """Whether the state of an object can be saved and restored."""
-    return not missing_methods(one)
+    return not missing_methods(value)
 
 
 def frozen_names(state: Mapping[str, Any]) -> set[str]:
     """Return the names of the frozen parameters in what ``state_dict(keep_vars=True)`` of a model returned."""
-    return {name for name, one in state.items() if isinstance(one, nn.Parameter) and not one.requires_grad}
+    return {name for name, value in state.items() if isinstance(value, nn.Parameter) and not value.requires_grad}
 
 
 def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,8 +254,8 @@ def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: All parameters are frozen.
     """
     frozen = frozen_names(state)
-    trained = {name: one for name, one in state.items() if name not in frozen}
-    if any(isinstance(one, nn.Parameter) for one in trained.values()):
+    trained = {name: tensor for name, tensor in state.items() if name not in frozen}
+    if any(isinstance(parameter, nn.Parameter) for parameter in trained.values()):
         return trained
     raise ConfigurationError(
         "Nothing of the model is trained, so that trainable_only=True leaves nothing to save. Call it while "

@@ -143,7 +143,7 @@ def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
     Args:
         node: A node of a graph.
     """
-    return {one.dtype for one in _private(node, "_input_metadata")}
+    return {metadata.dtype for metadata in _private(node, "_input_metadata")}
 
 
 def calls_step_hooks(optimizer: Optimizer) -> bool:
@@ -246,34 +246,34 @@ def parameters_of_group(group: Any) -> list[Any]:
     return cast("list[Any]", _private(group, "fsdp_params"))
 
 
-def sharded_parameter(one: Any) -> DTensor:
+def sharded_parameter(sharded: Any) -> DTensor:
     """Return the parameter of which this process has a piece; while it is gathered, the model has another one.
 
     Args:
-        one: One of ``parameters_of_group``.
+        sharded: One of ``parameters_of_group``.
     """
-    return cast("DTensor", _private(one, "sharded_param"))
+    return cast("DTensor", _private(sharded, "sharded_param"))
 
 
-def gathered_parameter(one: Any) -> Tensor | None:
+def gathered_parameter(sharded: Any) -> Tensor | None:
     """Return what graphs have of a parameter, None before it was gathered; ``unshard`` would gather it again.
 
     Args:
-        one: One of ``parameters_of_group``.
+        sharded: One of ``parameters_of_group``.
     """
-    _private(one.__class__, "unsharded_param")
-    gathered: Tensor | None = getattr(one, "unsharded_param", None)
+    _private(sharded.__class__, "unsharded_param")
+    gathered: Tensor | None = getattr(sharded, "unsharded_param", None)
     return gathered
 
 
-def has_local_gradient(one: Any) -> bool:
+def has_local_gradient(sharded: Any) -> bool:
     """Whether this process has a gradient that was not exchanged yet; ``grad`` of the parameter is the exchanged one.
 
     Args:
-        one: One of ``parameters_of_group``.
+        sharded: One of ``parameters_of_group``.
     """
-    gathered = gathered_parameter(one)
-    accumulated = _private(one, "unsharded_accumulated_grad")
+    gathered = gathered_parameter(sharded)
+    accumulated = _private(sharded, "unsharded_accumulated_grad")
     return accumulated is not None or (gathered is not None and gathered.grad is not None)
 
 
@@ -285,9 +285,9 @@ def forget_local_gradients(group: Any) -> None:
     """
     _private(group, "_partial_reduce_output")
     group._partial_reduce_output = None
-    for one in parameters_of_group(group):
-        gathered = gathered_parameter(one)
+    for parameter in parameters_of_group(group):
+        gathered = gathered_parameter(parameter)
         if gathered is not None:
             gathered.grad = None
-        if has_local_gradient(one):  # before torch 2.15, it has a place of its own
-            one.unsharded_accumulated_grad = None
+        if has_local_gradient(parameter):  # before torch 2.15, it has a place of its own
+            parameter.unsharded_accumulated_grad = None

@@ -104,11 +104,11 @@ def _complete_state(scheduler: TimmSchedulerLike) -> None:
         return
     own_state, load_own_state = scheduler.state_dict, scheduler.load_state_dict
     left_out = attributes.keys() - own_state().keys()
-    inner = {name: one for name, one in inner.items() if name in left_out}
+    inner = {name: scheduler for name, scheduler in inner.items() if name in left_out}
     plain = [name for name in left_out if isinstance(attributes[name], _PLAIN)]
 
     def state_dict() -> dict[str, Any]:
-        states = {name: one.state_dict() for name, one in inner.items()}
+        states = {name: scheduler.state_dict() for name, scheduler in inner.items()}
         return {**own_state(), _LEFT_OUT: {**states, **{name: attributes[name] for name in plain}}}
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallba
         PrintProgressCallback
         LogMetricsCallback
     """
-    return tuple(one for one in DEFAULT_CALLBACKS if progress_bar or one is not ProgressBarCallback)
+    return tuple(callback for callback in DEFAULT_CALLBACKS if progress_bar or callback is not ProgressBarCallback)
 
 
 def warn_of_none_by_default(callbacks: Collection[object]) -> None:
@@ -45,7 +45,7 @@ def warn_of_none_by_default(callbacks: Collection[object]) -> None:
     Args:
         callbacks: What a trainer has; without any, or with one of the default ones, nothing is said.
     """
-    if callbacks and not any(isinstance(one, DEFAULT_CALLBACKS) for one in callbacks):
+    if callbacks and not any(isinstance(callback, DEFAULT_CALLBACKS) for callback in callbacks):
         warn_user(
             "callbacks=[...] has replaced all default callbacks, which print, and end a run whose loss is NaN. To keep "
             "them, pass callbacks=[*DEFAULT_CALLBACKS, ...]; to do without, name those that you want, such as "

@@ -99,7 +99,9 @@ def apply_limit_of_environment(trainer: AnyTrainer) -> None:
 
 
 def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
-    return any(isinstance(one, LimitBatchesCallback) and one.num_batches <= limit for one in handler.callbacks)
+    return any(
+        isinstance(callback, LimitBatchesCallback) and callback.num_batches <= limit for callback in handler.callbacks
+    )
 
 
 class LimitEvalStepsCallback(TrainerCallback):

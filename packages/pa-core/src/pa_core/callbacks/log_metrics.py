@@ -114,4 +114,7 @@ class LogMetricsCallback(TrainerCallback):
 
 
 def _display(trainer: AnyTrainer) -> PrintProgressCallback | None:
-    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, PrintProgressCallback)), None)
+    return next(
+        (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, PrintProgressCallback)),
+        None,
+    )

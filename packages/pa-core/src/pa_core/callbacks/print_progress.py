@@ -214,7 +214,7 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation starts."""
-        lengths = [length_of(one) for one in trainer.eval_dataloaders.values()]
+        lengths = [length_of(loader) for loader in trainer.eval_dataloaders.values()]
         if trainer.eval_dataloader is not None and not lengths:
             lengths = [length_of(trainer.eval_dataloader)]
         batches = "a stream" if None in lengths else _count(sum(filter(None, lengths)), "batch", "batches")
@@ -313,9 +313,9 @@ class PrintProgressCallback(TrainerCallback):
 
     def _known_directions(self, trainer: AnyTrainer) -> dict[str, bool]:
         """Return whether a higher value is better, for metrics by name, as callbacks judge or this one was told."""
-        judges = [one for one in trainer.callback_handler.callbacks if isinstance(one, JudgesMetric)]
+        judges = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, JudgesMetric)]
         # The first of several decides.
-        return {**{one.watch_metric: one.greater_is_better for one in reversed(judges)}, **self.greater_is_better}
+        return {**{judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}, **self.greater_is_better}
 
 
 class _TrainingTime:
@@ -375,7 +375,9 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
 def _updated_parameters(trainer: AnyTrainer) -> set[int]:
     """Which parameters the optimizers update, by identity, without parameters of unknown size."""
     optimizers = trainer.named_optimizers().values()
-    return {id(one) for optimizer in optimizers for one in parameters_of(optimizer) if one.requires_grad}
+    return {
+        id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
+    }
 
 
 def _describe_trained(trainer: AnyTrainer) -> str:
@@ -404,13 +406,15 @@ def _writes_to(trainer: AnyTrainer) -> str:
 
 
 def _lacks(trainer: AnyTrainer) -> str:
-    has_guard = any(isinstance(one, TerminateOnNaNCallback) for one in trainer.callback_handler.callbacks)
+    has_guard = any(isinstance(callback, TerminateOnNaNCallback) for callback in trainer.callback_handler.callbacks)
     return "" if has_guard else "; no TerminateOnNaNCallback"
 
 
 def _learning_rates(trainer: AnyTrainer) -> dict[str, float]:
     """The highest learning rate of the groups of each optimizer, by its name."""
-    rates = {name: [*map(float, learning_rates_of(one))] for name, one in trainer.named_optimizers().items()}
+    rates = {
+        name: [*map(float, learning_rates_of(optimizer))] for name, optimizer in trainer.named_optimizers().items()
+    }
     return {name: max(of_groups) for name, of_groups in rates.items() if of_groups}
 
 

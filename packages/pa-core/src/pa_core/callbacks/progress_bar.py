@@ -152,7 +152,9 @@ class ProgressBarCallback(TrainerCallback):
         self, trainer: AnyTrainer, phase: str, title: str, total: int | None, *, is_intermediate: bool = False
     ) -> None:
         if trainer.is_main_process:
-            has_row = any(isinstance(one, PrintProgressCallback) for one in trainer.callback_handler.callbacks)
+            has_row = any(
+                isinstance(callback, PrintProgressCallback) for callback in trainer.callback_handler.callbacks
+            )
             keeps_last = phase == "prediction" or not (is_intermediate or has_row)
             self._open[phase] = _EpochProgress(
                 phase, title, total, is_drawn=_draws_bars(trainer), keeps_last=keeps_last

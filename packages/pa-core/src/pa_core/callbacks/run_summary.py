@@ -59,7 +59,7 @@ def trains_some_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
         module: The module.
         optimizers: The optimizers.
     """
-    held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
+    held = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     return not held.isdisjoint(map(id, module.parameters()))
 
 
@@ -84,16 +84,20 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
         '6 of 19 parameters (10 frozen); no optimizer has 2.weight and 2.bias (3, not frozen)'
     """
     optimizers = [*optimizers]
-    held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
+    held = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     names: dict[nn.Parameter, str] = {}
     for name, model in models.items():
         if trains_some_of(model, optimizers):
-            for inner, one in model.named_parameters():
-                names.setdefault(one, inner if len(models) == 1 else f"{name}.{inner}")
-    known = [one for one in names if not isinstance(one, UninitializedParameter)]
-    frozen = sum(one.numel() for one in known if not one.requires_grad)
-    left_out = {names[one]: one.numel() for one in known if one.requires_grad and id(one) not in held}
-    total = sum(one.numel() for one in known)
+            for inner, parameter in model.named_parameters():
+                names.setdefault(parameter, inner if len(models) == 1 else f"{name}.{inner}")
+    known = [parameter for parameter in names if not isinstance(parameter, UninitializedParameter)]
+    frozen = sum(parameter.numel() for parameter in known if not parameter.requires_grad)
+    left_out = {
+        names[parameter]: parameter.numel()
+        for parameter in known
+        if parameter.requires_grad and id(parameter) not in held
+    }
+    total = sum(parameter.numel() for parameter in known)
     trained, unknown = total - frozen - sum(left_out.values()), len(names) - len(known)
     if total == 0:
         return ""

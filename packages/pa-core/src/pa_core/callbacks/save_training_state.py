@@ -176,7 +176,9 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save, unless another callback saves by the time, and may have made the request."""
         callbacks = trainer.callback_handler.callbacks
-        periods = [one.save_every_n_seconds for one in callbacks if isinstance(one, SaveTrainingStateCallback)]
+        periods = [
+            callback.save_every_n_seconds for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)
+        ]
         if self.save_every_n_seconds is not None or not any(periods):
             self._save(trainer, f"step_{update}")
 

@@ -64,7 +64,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
             )
         sets = trainer.eval_sets
         chosen = self.eval_names
-        if chosen is None and sets and all(one.every_n_epochs > 1 for one in sets.values()):
+        if chosen is None and sets and all(evaluation_set.every_n_epochs > 1 for evaluation_set in sets.values()):
             raise ConfigurationError(
                 f"StepBasedEvaluationCallback has nothing to evaluate: {', '.join(map(repr, sets))} are not evaluated "
                 f"in each epoch. Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, "

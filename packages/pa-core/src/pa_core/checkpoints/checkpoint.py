@@ -83,7 +83,9 @@ class Trained(NamedTuple):
         weights = without_frozen(weights) if trainable_only else weights
         if self.is_sharded:
             return gather_state(weights, keep=keep)
-        return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in weights.items()}
+        return {
+            name: tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in weights.items()
+        }
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
@@ -127,7 +129,7 @@ def build_checkpoint(
     own, modules = apart(trained)
     checkpoint = own.states(keep=keep, trainable_only=trainable_only)
     if modules:
-        of_all = {name: one.states(keep=keep, trainable_only=trainable_only) for name, one in modules.items()}
+        of_all = {name: module.states(keep=keep, trainable_only=trainable_only) for name, module in modules.items()}
         checkpoint[MODULES] = of_all
     if trainable_only:
         checkpoint[TRAINABLE_ONLY] = True

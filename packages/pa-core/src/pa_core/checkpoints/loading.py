@@ -62,7 +62,7 @@ def load_checkpoint_into(
             "it, or a run with another loss function. They stay as they are."
         )
     saved = _states_by_name(content, modules, source)
-    parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
+    parts = [(own, content), *((module, saved[name]) for name, module in modules.items())]
     if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
         given = f"{source} with {OPTIMIZER}"
         if makes_optimizer:

@@ -292,7 +292,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
         """The schedulers by the names of their optimizers; empty before the block is entered."""
-        return {name: scheduler for one in self._parts.values() for name, scheduler in one.schedulers.items()}
+        return {name: scheduler for part in self._parts.values() for name, scheduler in part.schedulers.items()}
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
@@ -307,7 +307,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @override
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers by name, as they are in training states."""
-        return {self._given.name_of_scheduler(name): one for name, one in self.schedulers.items()}
+        return {self._given.name_of_scheduler(name): scheduler for name, scheduler in self.schedulers.items()}
 
     # The block
 
@@ -366,8 +366,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                     self._given.make_optimizers()
                 self.optimizer = next(iter(self.optimizers.values()))
                 require_same_parts(self, is_training=True)
-            for name, one in self._parts.items():
-                one.watch_steps(self.optimizers[name])
+            for name, part in self._parts.items():
+                part.watch_steps(self.optimizers[name])
             self.train_dataloader = loaders.split_for_training(self.train_dataloader)
             if arguments.per_device_batch_size == "fit":
                 self._arguments = arguments = fit_batches(self._session, arguments)
@@ -586,8 +586,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             except GeneratorExit:  # of a break
                 self._leave_update()
                 self._forget_gradients()
-                for one in self._parts.values():
-                    one.accumulation.items = 0.0
+                for part in self._parts.values():
+                    part.accumulation.items = 0.0
                 session.exchange.drop_update()
                 raise
             finally:

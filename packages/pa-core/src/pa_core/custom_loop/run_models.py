@@ -138,7 +138,7 @@ class RunModels:
             exchange: What exchanges the gradients.
             place: Called with a model and whether it is trained, returns what is called.
         """
-        trained = {id(module) for one in parts.values() for module in one.module.modules()}
+        trained = {id(module) for part in parts.values() for module in part.module.modules()}
         for model in self.models.values():
             if place(model, id(model) in trained) is not model:
                 warn_user(
@@ -147,9 +147,9 @@ class RunModels:
                 )
             if id(model) not in trained:
                 broadcast_weights(model)
-        for name, one in parts.items():
-            one.start({name: one.module})
-            exchange.add(one, self.models, overlaps=False)
+        for name, part in parts.items():
+            part.start({name: part.module})
+            exchange.add(part, self.models, overlaps=False)
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""
@@ -164,7 +164,7 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     if isinstance(given, nn.Module) or not is_mapping(given):
         return {name: given}
     named = dict(given)
-    if not named or not all(isinstance(one, str) and one.isidentifier() for one in named):
+    if not named or not all(isinstance(name, str) and name.isidentifier() for name in named):
         raise ConfigurationError(
             "Models, optimizers and schedulers go by name.",
             given=f"the names {', '.join(map(repr, named)) or 'of none'}",

@@ -414,7 +414,9 @@ def batches_of_loop(
         stand_in = group[-1] if group else None
         if 0 in of_each:  # pickled on the CPU, as the devices of the processes are not the same
             of_others = gather_objects([move_to_device(batch, "cpu") for batch in group[:1]])
-            stand_in = stand_in if group else move_to_device(next(one[0] for one in of_others if one), device)
+            stand_in = (
+                stand_in if group else move_to_device(next(batches[0] for batches in of_others if batches), device)
+            )
         for number in range(most):
             is_empty = around.is_empty or number >= len(group)
             batch = group[number] if number < len(group) else stand_in

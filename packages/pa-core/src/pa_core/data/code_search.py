@@ -34,12 +34,12 @@ def reached_from(part: object) -> Iterator[object]:
     waiting: list[object] = [part]
     seen: dict[int, object] = {}  # kept: an id is given to another object without them
     while waiting and len(seen) < _MOST_PARTS:
-        one = waiting.pop()
-        if id(one) in seen:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen[id(one)] = one
-        yield one
-        waiting += _called(one) if isinstance(one, FunctionType) else _held(one)
+        seen[id(value)] = value
+        yield value
+        waiting += _called(value) if isinstance(value, FunctionType) else _held(value)
 
 
 def library_of(part: object, names: Collection[str]) -> str | None:
@@ -57,11 +57,11 @@ def library_of(part: object, names: Collection[str]) -> str | None:
         >>> library_of(Lines(), {"csv", "json"}), library_of(Lines(), {"csv"})
         ('json', None)
     """
-    for one in reached_from(part):
-        found = {type(one).__module__.partition(".")[0]}
-        if isinstance(one, FunctionType):
-            words = words_of(one.__code__)
-            modules = (value for word in words if isinstance(value := one.__globals__.get(word), ModuleType))
+    for reached in reached_from(part):
+        found = {type(reached).__module__.partition(".")[0]}
+        if isinstance(reached, FunctionType):
+            words = words_of(reached.__code__)
+            modules = (value for word in words if isinstance(value := reached.__globals__.get(word), ModuleType))
             found |= words | {module.__name__.partition(".")[0] for module in modules}
         if used := found & {*names}:
             return min(used)
@@ -73,7 +73,9 @@ def _called(function: FunctionType) -> Iterator[object]:
     words = words_of(function.__code__)
     for value in [function.__globals__.get(word) for word in words]:
         if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NOT_SEARCHED:
-            yield from (one for one in map(vars(value).get, words) if isinstance(one, (FunctionType, type)))
+            yield from (
+                attribute for attribute in map(vars(value).get, words) if isinstance(attribute, (FunctionType, type))
+            )
         elif isinstance(value, (FunctionType, type, partial)) and not _is_of_library(cast("Any", value)):
             yield value
     with suppress(ValueError):  # a name that has no value yet
@@ -81,26 +83,26 @@ def _called(function: FunctionType) -> Iterator[object]:
     yield from function.__defaults__ or ()
 
 
-def _held(one: object) -> Iterator[object]:
+def _held(value: object) -> Iterator[object]:
     """The functions of a class, and what an object consists of."""
-    if isinstance(one, MethodType):
-        yield from (one.__func__, one.__self__)
-    elif isinstance(one, partial):
-        made = cast("partial[object]", one)
+    if isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, partial):
+        made = cast("partial[object]", value)
         yield from (made.func, *made.args, *made.keywords.values())
-    elif isinstance(one, (list, tuple)):
-        yield from cast("list[object]", one)[:_MOST_ITEMS]
-    elif isinstance(one, Mapping):
-        yield from list(cast("Mapping[object, object]", one).values())[:_MOST_ITEMS]
-    elif isinstance(one, type):
-        for kind in one.__mro__:
+    elif isinstance(value, (list, tuple)):
+        yield from cast("list[object]", value)[:_MOST_ITEMS]
+    elif isinstance(value, Mapping):
+        yield from list(cast("Mapping[object, object]", value).values())[:_MOST_ITEMS]
+    elif isinstance(value, type):
+        for kind in value.__mro__:
             if not _is_of_library(kind):
                 yield from map(inspect.unwrap, filter(inspect.isfunction, vars(kind).values()))
-    elif not _is_of_library(type(one)) and not isinstance(one, ModuleType):
-        yield type(one)
-        yield from list(getattr(one, "__dict__", {}).values())
-    elif isinstance(one, Dataset | Sampler | DataLoader):
-        yield from list(getattr(cast("Any", one), "__dict__", {}).values())
+    elif not _is_of_library(type(value)) and not isinstance(value, ModuleType):
+        yield type(value)
+        yield from list(getattr(value, "__dict__", {}).values())
+    elif isinstance(value, Dataset | Sampler | DataLoader):
+        yield from list(getattr(cast("Any", value), "__dict__", {}).values())
 
 
 def _is_of_library(value: object) -> bool:

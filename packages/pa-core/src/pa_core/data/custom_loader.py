@@ -138,7 +138,7 @@ def has_certain_length(loader: object) -> bool:
     if kind is not DataLoader or isinstance(plain.dataset, IterableDataset):
         return False
     samplers = (part for path, part in loader_parts(plain).items() if path.endswith("sampler"))
-    return all(type(one).__module__.partition(".")[0] in _TRUE_SAMPLERS for one in samplers)
+    return all(type(sampler).__module__.partition(".")[0] in _TRUE_SAMPLERS for sampler in samplers)
 
 
 def describe_loader(loader: object) -> str:

@@ -130,10 +130,12 @@ def check_arguments_of_loaders(
     Raises:
         ConfigurationError: An argument has no effect.
     """
-    of_datasets = [one for one in given if one.loader is None and one.data is not None]
+    of_datasets = [argument for argument in given if argument.loader is None and argument.data is not None]
     orders = [
-        None if one.purpose == "eval" else order_that_makes_batches(one.order, one.data, one.kwargs or {})
-        for one in of_datasets
+        None
+        if argument.purpose == "eval"
+        else order_that_makes_batches(argument.order, argument.data, argument.kwargs or {})
+        for argument in of_datasets
     ]
     if None in orders:
         return  # a batch size has an effect on the loader of this one
@@ -143,15 +145,15 @@ def check_arguments_of_loaders(
             f"per_device_batch_size={per_device_batch_size}, and give {type(orders[0]).__name__} what it makes its "
             "batches by."
         )
-    for one in () if of_datasets else given:
-        if one.loader is None:
+    for argument in () if of_datasets else given:
+        if argument.loader is None:
             continue
-        batch_size = batch_size_of(one.loader, {}, DEFAULT_BATCH_SIZE)
+        batch_size = batch_size_of(argument.loader, {}, DEFAULT_BATCH_SIZE)
         if per_device_batch_size not in (DEFAULT_BATCH_SIZE, batch_size):
-            raise _without_effect("per_device_batch_size", per_device_batch_size, one)
-        of_loader: object = getattr(one.loader, "collate_fn", None)
+            raise _without_effect("per_device_batch_size", per_device_batch_size, argument)
+        of_loader: object = getattr(argument.loader, "collate_fn", None)
         if collate_fn is not None and of_loader is not collate_fn:
-            raise _without_effect("collate_fn", getattr(collate_fn, "__name__", collate_fn), one)
+            raise _without_effect("collate_fn", getattr(collate_fn, "__name__", collate_fn), argument)
 
 
 def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> int:

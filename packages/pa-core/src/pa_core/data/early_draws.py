@@ -59,16 +59,20 @@ def _before_shuffles(part: object, is_before: bool = False) -> Iterator[object]:
             builder: Any = getattr(getattr(part, "generate_examples_fn", None), "__self__", None)
             yield getattr(getattr(builder, "config", None), "generator", None)
         inner: list[object] = getattr(part, "ex_iterables", None) or []
-        for one in inner:
-            yield from _before_shuffles(one, is_before)
+        for loader in inner:
+            yield from _before_shuffles(loader, is_before)
         part = getattr(part, "ex_iterable", None)
 
 
 def _drawing(part: object) -> str | None:
     """Return the name of a function that draws, among what something calls."""
-    for one in reached_from(part):
-        if isinstance(one, FunctionType) and one.__module__.partition(".")[0] not in _LIBRARIES and _draws(one):
-            return one.__qualname__
+    for reached in reached_from(part):
+        if (
+            isinstance(reached, FunctionType)
+            and reached.__module__.partition(".")[0] not in _LIBRARIES
+            and _draws(reached)
+        ):
+            return reached.__qualname__
     return None
 
 
@@ -76,7 +80,9 @@ def _draws(function: FunctionType) -> bool:
     words = words_of(function.__code__)
     if words & _OWN_GENERATORS or "generator" in _keywords(function.__code__):
         return False
-    imported = {one.argval for one in dis.get_instructions(function) if one.opname == "IMPORT_NAME"}
+    imported = {
+        instruction.argval for instruction in dis.get_instructions(function) if instruction.opname == "IMPORT_NAME"
+    }
     values: list[object] = [function.__globals__.get(word) for word in words]
     return any(_draws_from(value, words) for value in [*values, *map(sys.modules.get, imported)])
 
@@ -94,5 +100,5 @@ def _draws_from(value: object, words: set[str]) -> bool:
 
 def _keywords(code: CodeType) -> set[str]:
     """The names of the keywords in the calls of a function."""
-    tuples = [cast("tuple[object, ...]", one) for one in code.co_consts if isinstance(one, tuple)]
-    return {name for one in tuples for name in one if isinstance(name, str)}
+    tuples = [cast("tuple[object, ...]", constant) for constant in code.co_consts if isinstance(constant, tuple)]
+    return {name for names in tuples for name in names if isinstance(name, str)}

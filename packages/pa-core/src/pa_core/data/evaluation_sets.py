@@ -107,17 +107,19 @@ class EvaluationSets:
         else:
             self.given = _checked(data, argument)
             # Of DataLoaders alone, arguments are refused as without effect; beside datasets, they are for these.
-            are_loaders = all(is_dataloader(one.dataset) for one in self.given.values())
+            are_loaders = all(is_dataloader(evaluation_set.dataset) for evaluation_set in self.given.values())
             self.data = {
                 name: DataArgument(
-                    one.dataset,
+                    evaluation_set.dataset,
                     f'{argument}["{name}"]',
-                    None if is_dataloader(one.dataset) and not are_loaders else kwargs,
+                    None if is_dataloader(evaluation_set.dataset) and not are_loaders else kwargs,
                 )
-                for name, one in self.given.items()
+                for name, evaluation_set in self.given.items()
             }
         self._first: str | None = next(iter(self.data))
-        self._every: dict[str | None, int] = {name: one.every_n_epochs for name, one in self.given.items()} or {None: 1}
+        self._every: dict[str | None, int] = {
+            name: evaluation_set.every_n_epochs for name, evaluation_set in self.given.items()
+        } or {None: 1}
         self._loaders: dict[str, SizedIterable] = {}
 
     @property
@@ -270,18 +272,18 @@ def _are_sets(data: object) -> bool:
 
 def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
     sets: dict[str, EvaluationSet] = {}
-    for name, one in cast("Mapping[object, Any]", data).items():
+    for name, value in cast("Mapping[object, Any]", data).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigurationError(
                 "This cannot be the name of an evaluation set.",
                 given=f"{argument}={{{name!r}: ...}}",
                 do="Choose letters, digits and underscores: the metrics of the set are named after it.",
             )
-        if one is None:
+        if value is None:
             raise ConfigurationError(
                 f'None as {argument}["{name}"] is not a dataset. Leave the name out if there is nothing to evaluate.'
             )
-        sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
+        sets[name] = value if isinstance(value, EvaluationSet) else EvaluationSet(value)
     if not sets:
         raise ConfigurationError(
             f"{argument} must be at least one dataset with its name, or None for no evaluation, got {{}}."

@@ -299,9 +299,9 @@ class Loaders:
             purpose: What the loaders are for.
             loaders: The loaders; those that are not keyed stay as they are.
         """
-        for one in filter(is_keyed, map(innermost, loaders)):
-            one.set_batch_sizes(sizes)
-            self._kwargs[purpose]["batch_size"] = one.batch_size
+        for loader in filter(is_keyed, map(innermost, loaders)):
+            loader.set_batch_sizes(sizes)
+            self._kwargs[purpose]["batch_size"] = loader.batch_size
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
         """Return what the run config says about a loader.

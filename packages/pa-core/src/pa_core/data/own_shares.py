@@ -86,9 +86,9 @@ def _deciding_parts(loader: DataLoader[Any]) -> Iterator[object]:
 
 def _questions(part: object) -> Iterator[str]:
     """The functions, by name, in which a part finds out its rank; those that it calls included."""
-    for one in reached_from(part):
-        if isinstance(one, FunctionType) and words_of(one.__code__) & _ASK_FOR_RANK:
-            yield one.__qualname__
+    for reached in reached_from(part):
+        if isinstance(reached, FunctionType) and words_of(reached.__code__) & _ASK_FOR_RANK:
+            yield reached.__qualname__
 
 
 def _plain_values(part: object) -> Iterator[tuple[str, object]]:
@@ -106,7 +106,7 @@ def _compared(value: object) -> object:
     """What is compared of a value; None where nothing is."""
     if isinstance(value, (list, tuple, range)):
         items = cast("Sequence[object]", value)
-        texts = [_compared(one) for one in items[:_MOST_COMPARED]]
+        texts = [_compared(item) for item in items[:_MOST_COMPARED]]
         return None if None in texts else f"{len(items)}: {', '.join(map(str, texts))}"
     if isinstance(value, Tensor) or type(value).__module__ == "numpy":
         return next(iter(digests_of_leaves(value).values()), None)

@@ -50,7 +50,7 @@ def _digests(loader: DataLoader[Any]) -> list[dict[str, str]]:
 def _first_difference(of_each: Sequence[dict[str, str]]) -> str | None:
     """What differs between the digests of a sample that all processes have, by its place; None if nothing does."""
     for place in of_each[0]:
-        texts = [one[place] for one in of_each if place in one]
+        texts = [digests[place] for digests in of_each if place in digests]
         if len(texts) == len(of_each) and len(set(texts)) > 1:
             shown = ", ".join(f"{text:.60} on rank {rank}" for rank, text in enumerate(texts[:_MOST_SHOWN]))
             return f"{place} {shown}".strip()

@@ -99,7 +99,7 @@ def states_own_share(loader: DataLoader[Any]) -> bool | None:
         (True, None)
     """
     said = (getattr(part, OWN_SHARE, None) for part in loader_parts(loader).values())
-    return next((bool(one) for one in said if one is not None), None)
+    return next((bool(setting) for setting in said if setting is not None), None)
 
 
 _LoaderT = TypeVar("_LoaderT", bound=DataLoader[Any])
@@ -232,7 +232,7 @@ def _datasets_within(dataset: object) -> Iterator[object]:
             continue
         seen.add(id(part))
         yield part
-        waiting += [one for one in getattr(part, "__dict__", {}).values() if isinstance(one, IterableDataset)]
+        waiting += [value for value in getattr(part, "__dict__", {}).values() if isinstance(value, IterableDataset)]
 
 
 def _divides(dataset: object) -> bool:

@@ -51,9 +51,9 @@ def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
     Raises:
         RanksDifferError: The settings of a group differ.
     """
-    kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in optimizers.values()))
+    kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers.values()))
     pa_distributed.require_same(
-        {f"{_OPTIMIZER} {name}".removesuffix(f" {_OPTIMIZER}"): one for name, one in optimizers.items()},
+        {f"{_OPTIMIZER} {name}".removesuffix(f" {_OPTIMIZER}"): optimizer for name, optimizer in optimizers.items()},
         explain=lambda found: _optimizers_parted(f"{kinds}; {found}"),
     )
 

@@ -285,7 +285,7 @@ class RankSync:
         def exchange(digest: list[int]) -> list[list[float]]:
             of_each = values_of_all(torch.cat((values, to_device(digest, values.dtype, self._device)))).cpu()
             exchanged.append(of_each[:, : len(values)])
-            return [_to_list(one) for one in of_each[:, len(values) :]]
+            return [_to_list(row) for row in of_each[:, len(values) :]]
 
         require_same(describe, exchange)
         return exchanged[0].sum(0)
@@ -328,7 +328,9 @@ def _agreed_stop(
     """What this process ends the run for; that a loss is not finite matters more than another request."""
     if own is not None and (_is_not_finite(own) or not not_finite):
         return own
-    asking = ((rank, one[1]) for rank, one in enumerate(of_each) if one is not None and one[0] is not_finite)
+    asking = (
+        (rank, request[1]) for rank, request in enumerate(of_each) if request is not None and request[0] is not_finite
+    )
     rank, reason = next(asking)
     if not_finite:
         return NonFiniteLossError("A loss on another process is not finite.", given=f"on rank {rank}: {reason}")

@@ -110,7 +110,7 @@ class AddedModules:
 
     def _parameters_beside(self, name: str, model: nn.Module) -> dict[int, str]:
         """What else has a parameter, by the identity of the parameter."""
-        others = {f"the module {other!r}": one.module for other, one in self._by_name.items() if other != name}
+        others = {f"the module {other!r}": added.module for other, added in self._by_name.items() if other != name}
         return {
             id(parameter): owner
             for owner, module in {**others, "the model": model}.items()
@@ -127,7 +127,7 @@ class AddedModules:
         return {
             name: unwrap_model(added.module, keep_torch_compile=False)
             for name, added in self._by_name.items()
-            if added.optimizer is not None or any(id(one) in ours for one in added.module.parameters())
+            if added.optimizer is not None or any(id(parameter) in ours for parameter in added.module.parameters())
         }
 
     def untrained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
@@ -222,7 +222,7 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
 def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], of_trainer: Optimizer | None) -> None:
     """Raise an error for parameters that two would train, and trainable ones that nobody would."""
     own = {id(parameter) for parameter in added.module.parameters()}
-    shared = next((beside[one] for one in own if one in beside), None)
+    shared = next((beside[parameter] for parameter in own if parameter in beside), None)
     if shared is not None:
         raise ConfigurationError(
             f"The module {name!r} has parameters that {shared} has too.",
@@ -297,18 +297,22 @@ def require_one_trained_module(
         UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
     """
     synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
-    found = [one for one in items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
+    found = [named for named in items_of(attributes) if isinstance(named[1], nn.Module | Optimizer | Tensor)]
     for _, item in found:
         if isinstance(item, nn.Module):
             wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
             synchronised |= {id(parameter) for part in wrapped for parameter in parameters_of_module(part)}
-    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
+    optimized = {
+        id(parameter) for _, item in found if isinstance(item, Optimizer) for parameter in _trainable_parameters(item)
+    }
     for _, item in found:
         if isinstance(item, nn.Module):
             untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
-            synchronised |= {id(one) for part in untrained for one in parameters_of_module(part)} - optimized
+            synchronised |= {
+                id(parameter) for part in untrained for parameter in parameters_of_module(part)
+            } - optimized
     for name, item in found:
-        own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
+        own = [parameter for parameter in _trainable_parameters(item) if id(parameter) not in synchronised]
         if own:
             raise _not_synchronised(name, item, own, model)
 
@@ -320,7 +324,7 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
     if type(module) is not type(model):
         return False
     shapes, of_model = (
-        {name: parameter.shape for name, parameter in one.named_parameters()} for one in (module, model)
+        {name: parameter.shape for name, parameter in network.named_parameters()} for network in (module, model)
     )
     return shapes == of_model
 

@@ -181,8 +181,10 @@ def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> 
     """
     recorded = sorted({*trainer.run_history.get_metric_names(), "train_loss_epoch"})
     for name in metric_names:
-        is_known = any(f"_{name}".endswith(f"_{one}") for one in recorded)  # some callbacks evaluate with a prefix
-        likely = [one for one in recorded if "train" in one or "train" not in name]
+        is_known = any(
+            f"_{name}".endswith(f"_{metric}") for metric in recorded
+        )  # some callbacks evaluate with a prefix
+        likely = [metric for metric in recorded if "train" in metric or "train" not in name]
         if not is_known and difflib.get_close_matches(name, likely, n=1, cutoff=_SURELY_MEANT):
             raise _never_recorded(trainer, name, recorded)
 

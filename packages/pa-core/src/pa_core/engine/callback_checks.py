@@ -104,9 +104,9 @@ def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
         method: The bound method.
     """
     parameters = inspect.signature(method).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return method
-    names = {one.name for one in parameters}
+    names = {parameter.name for parameter in parameters}
 
     @wraps(method)
     def listener(*args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,7 @@ def restored(roots: Mapping[str, object], device: torch.device) -> Generator[Non
     with ExitStack() as stack:
         stack.enter_context(restored_rng_states(device))
         stack.callback(_restore, kept)
-        modules = {id(part): part for one in roots.values() if isinstance(one, nn.Module) for part in one.modules()}
+        modules = {id(part): part for root in roots.values() if isinstance(root, nn.Module) for part in root.modules()}
         for module in modules.values():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
@@ -73,14 +73,16 @@ def _restore(kept: KeptState) -> None:
 def _roots(run: ResumableRun, data: Sequence[object]) -> dict[str, object]:
     """What a run can reach: what it was given, by what the script calls it, and the trainer."""
     kinds = (nn.Module, Optimizer, Dataset, DataLoader)
-    given: dict[str, object] = {name: one for name, one in vars(run).items() if isinstance(one, kinds) or callable(one)}
+    given: dict[str, object] = {
+        name: attribute for name, attribute in vars(run).items() if isinstance(attribute, kinds) or callable(attribute)
+    }
     return {
         **run.named_models(),
         **run.named_optimizers(),
         **run.named_schedulers(),
         "loss_func": run.loss_func,
         **given,
-        **{f"{type(one).__name__} {number}": one for number, one in enumerate(data, start=1)},
+        **{f"{type(dataset).__name__} {number}": dataset for number, dataset in enumerate(data, start=1)},
         "trainer": run,
     }
 

@@ -46,8 +46,8 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
     check_count("depth", depth, minimum=0)
     models = {"model": model} if isinstance(model, nn.Module) else model
     rows = [_HEADER]
-    for name, one in models.items():
-        whole = unwrap_model(one, keep_torch_compile=False)
+    for name, module in models.items():
+        whole = unwrap_model(module, keep_torch_compile=False)
         rows += _rows(name, [whole], 0, depth)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -61,20 +61,20 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
 
 def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what the columns of numbers say of some modules, and of which kinds their tensors are."""
-    parameters = list({id(one): one for module in modules for one in module.parameters()}.values())
-    buffers = list({id(one): one for module in modules for one in module.buffers()}.values())
+    parameters = list({id(parameter): parameter for module in modules for parameter in module.parameters()}.values())
+    buffers = list({id(buffer): buffer for module in modules for buffer in module.buffers()}.values())
     known = [*filterfalse(is_lazy, parameters)]
     tensors = [*known, *filterfalse(is_lazy, buffers)]
     kinds = {
         "lazy": len(known) < len(parameters),
-        "meta": any(one.is_meta for one in tensors),
+        "meta": any(tensor.is_meta for tensor in tensors),
         "sharded": any(map(is_sharded, tensors)),
     }
     cells = (
-        f"{sum(one.numel() for one in known):,}",
-        f"{sum(one.numel() for one in known if one.requires_grad):,}",
+        f"{sum(tensor.numel() for tensor in known):,}",
+        f"{sum(tensor.numel() for tensor in known if tensor.requires_grad):,}",
         _format_memory(sum(piece.numel() * piece.element_size() for piece in map(local_piece, tensors))),
-        ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
+        ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in known or tensors})),
     )
     return cells, tuple(kind for kind, applies in kinds.items() if applies)
 
@@ -87,7 +87,7 @@ def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> It
     if level == depth or len(modules) > 1:
         return
     named: dict[str, nn.Module | None] = vars(first)[CHILDREN]
-    children = [(child, one) for child, one in named.items() if one is not None]
+    children = [(child, module) for child, module in named.items() if module is not None]
     for _, alike in groupby(children, key=_likeness):
         names, of_group = zip(*alike, strict=True)
         title = names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}"

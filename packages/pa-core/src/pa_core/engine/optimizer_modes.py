@@ -35,7 +35,7 @@ class OptimizerModes:
         Args:
             optimizers: All optimizers of the run.
         """
-        self._training = [one for one in optimizers if has_modes(one)]
+        self._training = [optimizer for optimizer in optimizers if has_modes(optimizer)]
         self.train_again()
 
     def train_again(self) -> None:
@@ -53,7 +53,9 @@ class OptimizerModes:
     def evaluating(self) -> Generator[None]:
         """Have the weights that are to be evaluated and exported within the context."""
         optimizers, self._training = self._training, []
-        parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+        parameters = [
+            parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+        ]
         before = [parameter.detach().clone() for parameter in parameters]
         for optimizer in optimizers:
             optimizer.eval()

@@ -28,8 +28,8 @@ def counting_samples(parts: Iterable[Part]) -> Generator[None]:
         parts: What the batches are trained on.
     """
     with ExitStack() as contexts:
-        for one in parts:
-            contexts.enter_context(temporarily(one.accumulation, counts_samples=True))
+        for part in parts:
+            contexts.enter_context(temporarily(part.accumulation, counts_samples=True))
         yield
 
 
@@ -89,7 +89,7 @@ class Part:
         Args:
             modules: What is trained, by name.
         """
-        self.modules = {name: unwrap_model(one, keep_torch_compile=False) for name, one in modules.items()}
+        self.modules = {name: unwrap_model(module, keep_torch_compile=False) for name, module in modules.items()}
         self.is_split = any(map(is_sharded_module, self.modules.values()))
         if self.is_split:
             self._sharded = ShardedModules(nn.ModuleList(self.modules.values()))
@@ -124,9 +124,11 @@ class Part:
                 if not ends_update:
                     contexts.enter_context(self._sharded.keeping_gradients_local())
             if adds_nothing:
-                parameters = [one for module in self.modules.values() for one in parameters_of_module(module)]
-                trainable: Any = self.graph_tensors([one for one in parameters if one.requires_grad])
-                hooks = [one.register_hook(torch.zeros_like) for one in trainable if one.requires_grad]
+                parameters = [
+                    parameter for module in self.modules.values() for parameter in parameters_of_module(module)
+                ]
+                trainable: Any = self.graph_tensors([parameter for parameter in parameters if parameter.requires_grad])
+                hooks = [tensor.register_hook(torch.zeros_like) for tensor in trainable if tensor.requires_grad]
             for hook in hooks:
                 contexts.callback(hook.remove)
             yield

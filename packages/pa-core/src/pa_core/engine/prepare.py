@@ -38,8 +38,8 @@ def check_data(session: Session, data: Sequence[DataArgument], arguments: RunArg
         ConfigurationError: It cannot be used.
     """
     trainer = session.trainer
-    for one in data:
-        one.check_for(type(trainer), trainer.process_index, trainer.num_processes)
+    for argument in data:
+        argument.check_for(type(trainer), trainer.process_index, trainer.num_processes)
     if session.exchange.is_exact:
         reproducible_checks.check_arguments(data, arguments)
     check_arguments_of_loaders(data, arguments.per_device_batch_size, arguments.collate_fn)
@@ -87,7 +87,7 @@ def fit_batches(
             f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
         )
     session.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
-    data = [held for one in arguments.data for held in one.held]
+    data = [held for argument in arguments.data for held in argument.held]
     with nullcontext() if try_update is None else session.dry_run(trainer, data):
         if start is not None:
             start()
@@ -95,9 +95,9 @@ def fit_batches(
         sizes = session.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
     loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
     evaluated = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
-    given = [one.loader for one in arguments.data]
-    if not any("batch_size" in (one.kwargs or {}) for one in arguments.data):
-        loaders.set_batch_sizes(sizes, "eval", [one for one in evaluated if one not in given])
+    given = [argument.loader for argument in arguments.data]
+    if not any("batch_size" in (argument.kwargs or {}) for argument in arguments.data):
+        loaders.set_batch_sizes(sizes, "eval", [loader for loader in evaluated if loader not in given])
     return replace(arguments, per_device_batch_size=min(sizes))
 
 

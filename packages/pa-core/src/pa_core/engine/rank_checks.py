@@ -105,7 +105,9 @@ def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
     Args:
         models: The models by name, without wrappers.
     """
-    trained = {name: [one.requires_grad for one in parameters_of_module(model)] for name, model in models.items()}
+    trained = {
+        name: [parameter.requires_grad for parameter in parameters_of_module(model)] for name, model in models.items()
+    }
     return {f"{name}, trained parameters": f"{sum(each)} of {len(each)}" for name, each in trained.items()}
 
 
@@ -138,7 +140,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, object]:
     values: dict[str, object] = {name: kind, f"{name}, batches at most": batches_of_slices(loader)}
     if is_keyed(own):
         values |= {f"{purpose} dataset": type(own.dataset), f"{purpose} dataset, length": count_samples(own.dataset)}
-        values |= {f"{name}, {one}": getattr(own, one) for one in ("batch_size", "drop_last", "shuffle")}
+        values |= {f"{name}, {setting}": getattr(own, setting) for setting in ("batch_size", "drop_last", "shuffle")}
         if not own.given_order.is_plain:
             order = own.order
             first = min(_FIRST, order.num_samples)

@@ -84,17 +84,22 @@ class Rehearsal:
             parameter.grad = None
         with self._in_turn():
             loss = self._compute(batch)
-            without = [one for module in self._handled for one in buffers_of_module(module)]
+            without = [buffer for module in self._handled for buffer in buffers_of_module(module)]
             left = Snapshot(self._roots, without=[*without, *self._trainable()])
-        tensors = [loss, *(one for parameter in self._trainable() for one in (parameter.grad, parameter.data))]
-        return [_digest(one) for one in tensors], left
+        tensors = [loss, *(tensor for parameter in self._trainable() for tensor in (parameter.grad, parameter.data))]
+        return [_digest(tensor) for tensor in tensors], left
 
     def _trainable(self) -> Sequence[Tensor]:
-        return [one for module in self._handled for one in parameters_of_module(module) if one.requires_grad]
+        return [
+            parameter
+            for module in self._handled
+            for parameter in parameters_of_module(module)
+            if parameter.requires_grad
+        ]
 
 
 def _are_equal(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(one.equal(other) for one, other in zip(results, others, strict=True))
+    return all(result.equal(other) for result, other in zip(results, others, strict=True))
 
 
 def _digest(tensor: Tensor | None) -> Tensor:
@@ -111,7 +116,9 @@ def _in_other_order(batch: Any) -> Any:
     """The samples from the last to the first."""
     if isinstance(batch, PackedSequence):
         return batch
-    return map_tensors(batch, lambda one: one.flip(0) if one.dim() and one.layout is torch.strided else one)
+    return map_tensors(
+        batch, lambda tensor: tensor.flip(0) if tensor.dim() and tensor.layout is torch.strided else tensor
+    )
 
 
 def _depends(places: Sequence[str]) -> UnsupportedConfigurationError:

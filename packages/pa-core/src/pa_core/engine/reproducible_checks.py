@@ -51,11 +51,11 @@ def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None
         raise ConfigurationError(
             f"The updates of a reproducible run follow from samples_per_update: leave out {name}, {_WAY_OUT}"
         )
-    for one in data:
-        if one.purpose == "eval" or one.loader is not None:
+    for argument in data:
+        if argument.purpose == "eval" or argument.loader is not None:
             continue
-        kwargs = one.kwargs or {}
-        if (order := order_that_makes_batches(one.order, one.data, kwargs)) is not None:
+        kwargs = argument.kwargs or {}
+        if (order := order_that_makes_batches(argument.order, argument.data, kwargs)) is not None:
             raise ConfigurationError(
                 "A reproducible run makes its batches itself, by position in the order of the samples.",
                 given=f"the order {type(order).__name__}, whose batches of any size make updates of any size",

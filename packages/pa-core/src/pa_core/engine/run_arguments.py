@@ -100,7 +100,7 @@ class RunArguments:
                 'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, which says how '
                 "large they are."
             )
-        if any("batch_size" in (one.kwargs or {}) for one in self.data if one.purpose == "train"):
+        if any("batch_size" in (argument.kwargs or {}) for argument in self.data if argument.purpose == "train"):
             raise ConfigurationError(
                 'train_dataloader_kwargs has a batch_size. Leave it out, or per_device_batch_size="fit".'
             )
@@ -124,7 +124,7 @@ class RunArguments:
         values: dict[str, object] = {"call": asked.pop("call")}
         for given in asked.pop("data"):
             values |= describe_data(given)
-        every = {name: one.every_n_epochs for name, one in asked.pop("evaluation_sets").items()}
+        every = {name: evaluation_set.every_n_epochs for name, evaluation_set in asked.pop("evaluation_sets").items()}
         if every:
             values["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
         asked["scheduler is stepped"] = str(asked.pop("stepping"))

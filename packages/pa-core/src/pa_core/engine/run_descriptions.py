@@ -70,4 +70,4 @@ def _describe_evaluation(trainer: AnyTrainer) -> dict[str, object]:
 
 def _titled(kind: str, by_name: Mapping[str, object]) -> dict[str, object]:
     """Name things by their kind too, as models have the same names."""
-    return {name if name == kind else f"{kind} {name}": one for name, one in by_name.items()}
+    return {name if name == kind else f"{kind} {name}": value for name, value in by_name.items()}

@@ -43,10 +43,10 @@ def sanity_evaluation(
         MetricNotFoundError: A metric to watch was not recorded, and one of nearly the same name was.
     """
     callbacks = trainer.callback_handler.callbacks
-    watched = [watch_metric, *(one.watch_metric for one in callbacks if isinstance(one, JudgesMetric))]
+    watched = [watch_metric, *(callback.watch_metric for callback in callbacks if isinstance(callback, JudgesMetric))]
     memo = _shared(trainer)
-    copies = [copied for one in callbacks if _takes_part(one) for copied in _copy(one, memo)]
-    own = {name: copied for name, one in _own_attributes(trainer).items() for copied in _copy(one, memo)}
+    copies = [copied for callback in callbacks if _takes_part(callback) for copied in _copy(callback, memo)]
+    own = {name: copied for name, attribute in _own_attributes(trainer).items() for copied in _copy(attribute, memo)}
     try:
         with _as_before(trainer, session), trainer.callback_handler.replaced_by(copies):
             vars(trainer).update(own)
@@ -64,8 +64,8 @@ def sanity_evaluation(
 @contextmanager
 def _as_before(trainer: AnyTrainer, session: RunState) -> Generator[None]:
     """Restore attributes, buffers, workers and random number generators."""
-    loaders = [innermost(one) for one in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
-    buffers = [(one, one.clone()) for module in _modules_of(trainer) for one in buffers_of_module(module)]
+    loaders = [innermost(loader) for loader in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
+    buffers = [(buffer, buffer.clone()) for module in _modules_of(trainer) for buffer in buffers_of_module(module)]
     try:
         with restored_rng_states(trainer.device, loaders), session.kept(trainer):
             yield
@@ -95,21 +95,21 @@ def _shared(trainer: AnyTrainer) -> dict[int, Any]:
     """What copies refer to as the originals do: the trainer, its parts, what it trains, data, and other networks."""
     own = _own_attributes(trainer)
     shared: list[Any] = [trainer, *(value for name, value in vars(trainer).items() if name not in own)]
-    shared += [one for one in own.values() if isinstance(one, Dataset)]
-    networks = [one for one in own.values() if isinstance(one, nn.Module) and parameters_of_module(one)]
+    shared += [value for value in own.values() if isinstance(value, Dataset)]
+    networks = [value for value in own.values() if isinstance(value, nn.Module) and parameters_of_module(value)]
     for module in (*_modules_of(trainer), *networks):
-        shared += [part for one in module.modules() for part in (one, *one.parameters(recurse=False))]
-    return {id(one): one for one in shared}
+        shared += [part for submodule in module.modules() for part in (submodule, *submodule.parameters(recurse=False))]
+    return {id(item): item for item in shared}
 
 
 def _modules_of(trainer: AnyTrainer) -> list[nn.Module]:
     """Those that a run trains or calls."""
     modules = (*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func)
-    return [one for one in modules if isinstance(one, nn.Module)]
+    return [module for module in modules if isinstance(module, nn.Module)]
 
 
 def _own_attributes(owner: object) -> dict[str, object]:
     """The attributes of a trainer that are a script's own: those that no class of this package declares."""
-    ours = [one for one in type(owner).__mro__ if one.__module__.partition(".")[0] == "pa_core"]
-    declared = {name for one in ours for name in inspect.get_annotations(one)}
+    ours = [base for base in type(owner).__mro__ if base.__module__.partition(".")[0] == "pa_core"]
+    declared = {name for base in ours for name in inspect.get_annotations(base)}
     return {name: value for name, value in vars(owner).items() if name not in declared}

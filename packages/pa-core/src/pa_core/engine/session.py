@@ -369,7 +369,7 @@ class Session(RunState):
             return iter(())
         for part in self.parts.values():
             part.accumulation.counts_samples = count is not None and count.expected is None
-        self.has_padding_batches = self.setup.hooks.pads or any(one.is_sharded for one in self.parts.values())
+        self.has_padding_batches = self.setup.hooks.pads or any(part.is_sharded for part in self.parts.values())
         self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
@@ -402,7 +402,7 @@ class Session(RunState):
         roots: dict[str, object] = {**trainer.named_models(), **trainer.modules, "trainer": trainer}
         if trainer.loss_func is not None:
             roots["loss_func"] = trainer.loss_func
-        handled = [one for one in roots.values() if isinstance(one, nn.Module)]
+        handled = [root for root in roots.values() if isinstance(root, nn.Module)]
 
         @contextmanager
         def in_turn() -> Generator[None]:

@@ -188,7 +188,7 @@ class RunState:
 
     def nominal_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
-        return {name: one.accumulation.reference_items for name, one in self.parts.items()}
+        return {name: part.accumulation.reference_items for name, part in self.parts.items()}
 
     def require_between_steps(self, what: str) -> None:
         """Raise an error within a step of a reproducible run, as not all processes have as many steps.

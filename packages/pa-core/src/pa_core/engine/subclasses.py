@@ -89,20 +89,20 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
 
 
 def _our_classes(cls: type) -> list[type]:
-    return [one for one in cls.__mro__ if one.__module__.partition(".")[0] == __name__.partition(".")[0]]
+    return [base for base in cls.__mro__ if base.__module__.partition(".")[0] == __name__.partition(".")[0]]
 
 
 def _private_names(trainer_class: type) -> set[str]:
     """The private methods of a trainer, and the private attributes that it declares."""
-    names = {name for one in _our_classes(trainer_class) for name in (*vars(one), *inspect.get_annotations(one))}
+    names = {name for base in _our_classes(trainer_class) for name in (*vars(base), *inspect.get_annotations(base))}
     # Each abstract class has the last one, a mixin too.
     return {name for name in names if name.startswith("_") and not name.startswith("__")} - {"_abc_impl"}
 
 
 def _uncalled_methods(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
     """Methods that nothing calls, though their names say that the loop should; a helper may have any name."""
-    own = [one for one in _our_classes(trainer_class) if one.__module__ != "pa_core.engine.any_trainer"]
-    called = [*_OVERRIDABLE, *(name for one in own for name in vars(one))]
+    own = [base for base in _our_classes(trainer_class) if base.__module__ != "pa_core.engine.any_trainer"]
+    called = [*_OVERRIDABLE, *(name for base in own for name in vars(base))]
     functions = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType)}
     for name in functions:
         is_helper = any(name in other.__code__.co_names for other in functions.values())
@@ -120,7 +120,7 @@ def _advice(name: str, called: list[str], events: Collection[str], overridden: C
         return f"It is an event of callbacks: {instead}move it to a TrainerCallback, and pass that to the trainer."
     if name in _ADVICE:
         return _ADVICE[name]
-    alike = [one for one in called if one.startswith("_") == name.startswith("_")]
+    alike = [method for method in called if method.startswith("_") == name.startswith("_")]
     nearest = difflib.get_close_matches(name, alike, n=1, cutoff=_SURELY_MEANT)
     meant = _OF_OTHER_TRAINERS.get(name) or next(iter(nearest), None)
     if meant is not None and meant not in overridden:

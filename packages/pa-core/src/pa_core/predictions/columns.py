@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if is_mapping(value):
         return {key: plain(value[key]) for key in [*value.keys()]}
-    return [plain(one) for one in value] if issubclass(value.__class__, list | tuple) else value
+    return [plain(item) for item in value] if issubclass(value.__class__, list | tuple) else value
 
 
 def require_names_once(names: Sequence[str]) -> None:

@@ -72,7 +72,7 @@ def _flat_columns(columns: Mapping[str, Column]) -> Iterator[tuple[str, list[Any
     """The columns of a table of single values: of a tensor of two dimensions, one for each number of a sample."""
     for name, column in columns.items():
         if isinstance(column, Tensor) and column.dim() == _DIMENSIONS_OF_TABLE:
-            yield from ((f"{name}_{number}", plain(one)) for number, one in enumerate(column.unbind(1)))
+            yield from ((f"{name}_{number}", plain(values)) for number, values in enumerate(column.unbind(1)))
             continue
         values = plain(column)
         if any(isinstance(value, list | dict) for value in values):

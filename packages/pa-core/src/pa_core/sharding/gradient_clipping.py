@@ -58,11 +58,11 @@ def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 
 
 def _are_sharded(parameters: list[Tensor]) -> bool:
-    return any(map(is_sharded, {type(one): one for one in parameters}.values()))
+    return any(map(is_sharded, {type(parameter): parameter for parameter in parameters}.values()))
 
 
 def _have_sparse_gradients(parameters: list[Tensor]) -> bool:
-    return any(gradient.is_sparse for one in parameters if (gradient := one.grad) is not None)
+    return any(gradient.is_sparse for parameter in parameters if (gradient := parameter.grad) is not None)
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -75,7 +75,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def _pieces(gradients: Iterable[Tensor]) -> list[Tensor]:
     """Return what is in memory of gradients: the pieces of this process, and the rows of sparse ones."""
-    return [one.values() if one.is_sparse else local_piece(one) for one in gradients]
+    return [gradient.values() if gradient.is_sparse else local_piece(gradient) for gradient in gradients]
 
 
 def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:
@@ -96,5 +96,5 @@ def _copies(gradient: Tensor) -> float:
     if not is_sharded(gradient):
         return num_processes()
     mesh = gradient.device_mesh
-    sizes = [mesh.size(number) for number, one in enumerate(gradient.placements) if one.is_shard()]
+    sizes = [mesh.size(number) for number, placement in enumerate(gradient.placements) if placement.is_shard()]
     return num_processes() / math.prod(sizes)

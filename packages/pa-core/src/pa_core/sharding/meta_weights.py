@@ -53,7 +53,7 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[NamedTensor]:
 
 def has_meta_tensors(model: nn.Module) -> bool:
     """Whether a model has no memory for some of its parameters and buffers."""
-    return any(one.tensor.is_meta for one in tensors_of(model.modules()))
+    return any(named.tensor.is_meta for named in tensors_of(model.modules()))
 
 
 class MetaWeights:
@@ -98,50 +98,54 @@ class MetaWeights:
                     error.add_note("init_weights() makes a few modules at a time: tie weights instead of copying them.")
                     raise
             else:
-                for module in dict.fromkeys(one.module for one in missing):
+                for module in dict.fromkeys(named.module for named in missing):
                     # Some modules of torch have the method under a private name.
                     reset: object = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
                     if callable(reset):
                         reset()
         # What a module has assigned anew is real as well.
-        for one in missing:
-            tensor = vars(one.module)[one.kind][one.name]
+        for named in missing:
+            tensor = vars(named.module)[named.kind][named.name]
             if tensor.is_meta or _is_unmade(tensor):
-                raise self._not_made(one)
+                raise self._not_made(named)
 
     @contextmanager
     def _others_on_meta(self, missing: Sequence[NamedTensor]) -> Generator[None]:
         """Hide all other tensors of the model, so that none of them is changed."""
-        ours = {(id(one.module), one.kind, one.name) for one in missing}
-        others = [one for one in tensors_of(self._model.modules()) if (id(one.module), one.kind, one.name) not in ours]
-        for one in others:
-            one.put(self._hidden(one))
+        ours = {(id(named.module), named.kind, named.name) for named in missing}
+        others = [
+            named
+            for named in tensors_of(self._model.modules())
+            if (id(named.module), named.kind, named.name) not in ours
+        ]
+        for named in others:
+            named.put(self._hidden(named))
         try:
             yield
         finally:
-            for one in others:
-                one.put(one.tensor)
+            for named in others:
+                named.put(named.tensor)
 
-    def _hidden(self, one: NamedTensor) -> Tensor:
-        tensor = one.tensor
+    def _hidden(self, missing: NamedTensor) -> Tensor:
+        tensor = missing.tensor
         if id(tensor) not in self._on_meta:
             plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            is_parameter = one.kind == PARAMETERS
+            is_parameter = missing.kind == PARAMETERS
             self._on_meta[id(tensor)] = nn.Parameter(plain, tensor.requires_grad) if is_parameter else plain
         return self._on_meta[id(tensor)]
 
-    def _not_made(self, one: NamedTensor) -> ConfigurationError:
+    def _not_made(self, missing: NamedTensor) -> ConfigurationError:
         names = cast("Iterable[tuple[str, nn.Module]]", self._model.named_modules())
-        path = next(name for name, module in names if module is one.module)
-        kind = "parameter" if one.kind == PARAMETERS else "buffer"
+        path = next(name for name, module in names if module is missing.module)
+        kind = "parameter" if missing.kind == PARAMETERS else "buffer"
         maker = (
             f"{type(self._model).__name__}.init_weights()"
             if hasattr(self._model, "init_weights")
-            else f"{type(one.module).__name__}.reset_parameters()"
+            else f"{type(missing.module).__name__}.reset_parameters()"
         )
         return ConfigurationError(
             f"A {kind} of a model on the meta device has no values.",
-            given=f"{f'{path}.{one.name}'.lstrip('.')}, of which {maker} makes nothing",
+            given=f"{f'{path}.{missing.name}'.lstrip('.')}, of which {maker} makes nothing",
             do=f"Set it in {maker}.",
         )
 
@@ -154,13 +158,13 @@ def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
         device: Where the real ones are.
     """
     made: dict[int, Tensor] = {}
-    for one in missing:
-        if id(one.tensor) not in made:
-            real = torch.full(one.tensor.shape, _unset(one.tensor.dtype), dtype=one.tensor.dtype, device=device)
-            if one.kind == PARAMETERS:
-                real = nn.Parameter(real, one.tensor.requires_grad)
-            made[id(one.tensor)] = real
-        one.put(made[id(one.tensor)])
+    for named in missing:
+        if id(named.tensor) not in made:
+            real = torch.full(named.tensor.shape, _unset(named.tensor.dtype), dtype=named.tensor.dtype, device=device)
+            if named.kind == PARAMETERS:
+                real = nn.Parameter(real, named.tensor.requires_grad)
+            made[id(named.tensor)] = real
+        named.put(made[id(named.tensor)])
 
 
 def _unset(dtype: torch.dtype) -> float:

@@ -149,9 +149,9 @@ class _Replacing:
         self._meta_weights = MetaWeights(model)
         tensors = tensors_of(model.modules())
         # What the first process has: others may have left the weights to it.
-        is_real = torch.tensor([not one.tensor.is_meta for one in tensors], dtype=torch.uint8, device=device)
+        is_real = torch.tensor([not named.tensor.is_meta for named in tensors], dtype=torch.uint8, device=device)
         broadcast_tensors([is_real])
-        self._real = {id(one.tensor) for one, flag in zip(tensors, is_real, strict=True) if flag}
+        self._real = {id(named.tensor) for named, flag in zip(tensors, is_real, strict=True) if flag}
 
     @contextmanager
     def parameters_of(self, modules: Sequence[nn.Module]) -> Generator[None]:
@@ -162,26 +162,26 @@ class _Replacing:
         """
         before = tensors_of(modules)
         self._make_missing(before)
-        tensors = list({id(one.tensor): one.tensor for one in tensors_of(modules)}.values())
+        tensors = list({id(named.tensor): named.tensor for named in tensors_of(modules)}.values())
         for tensor in tensors:
             # As torch does: a channels-last order cannot be split.
             tensor.data = tensor.data.to(self._device).contiguous()
         broadcast_tensors(tensors)
         yield
         replaced: dict[Tensor, Tensor] = {}
-        for one in before:
-            after: Tensor = vars(one.module)[one.kind][one.name]
-            if one.kind == PARAMETERS and after is not one.tensor:
-                vars(after).update(vars(one.tensor))  # what libraries have noted on it
-                replaced[one.tensor] = after
+        for named in before:
+            after: Tensor = vars(named.module)[named.kind][named.name]
+            if named.kind == PARAMETERS and after is not named.tensor:
+                vars(after).update(vars(named.tensor))  # what libraries have noted on it
+                replaced[named.tensor] = after
         for optimizer in self._optimizers:
             _replace_in(optimizer, replaced)
 
     def _make_missing(self, tensors: Sequence[NamedTensor]) -> None:
-        unmade = [one for one in tensors if id(one.tensor) not in self._real]
+        unmade = [named for named in tensors if id(named.tensor) not in self._real]
         if unmade:
             self._meta_weights.make(unmade, self._device)
-        allocate((one for one in tensors if id(one.tensor) in self._real and one.tensor.is_meta), self._device)
+        allocate((named for named in tensors if id(named.tensor) in self._real and named.tensor.is_meta), self._device)
 
 
 def _replace_in(optimizer: Optimizer, replaced: Mapping[Tensor, Tensor]) -> None:
@@ -214,7 +214,12 @@ def _require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: C
     kept = {id(parameter) for parameter in whole}
     for block in [*blocks, model]:
         modules = modules_of_block(block, blocks)
-        parameters = [one for module in modules for one in module.parameters(recurse=False) if id(one) not in kept]
+        parameters = [
+            parameter
+            for module in modules
+            for parameter in module.parameters(recurse=False)
+            if id(parameter) not in kept
+        ]
         _require_one_dtype(parameters, names)
         for module in modules:
             if getattr(module, "sparse", False):
@@ -232,7 +237,7 @@ def _require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: C
 
 
 def _require_one_dtype(parameters: Iterable[nn.Parameter], names: Mapping[int, str]) -> None:
-    by_dtype = {one.dtype: names[id(one)] for one in parameters if one.requires_grad}
+    by_dtype = {parameter.dtype: names[id(parameter)] for parameter in parameters if parameter.requires_grad}
     if len(by_dtype) > 1:
         raise UnsupportedConfigurationError(
             "The trainable parameters of a block are gathered together, and have to have one dtype.",

@@ -69,7 +69,7 @@ class ShardedModules:
 
     def plain_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that nobody has sharded, whose gradients ``fully_shard`` does not exchange."""
-        sharded = {id(_torch.sharded_parameter(one)) for one in self._parameters()}
+        sharded = {id(_torch.sharded_parameter(parameter)) for parameter in self._parameters()}
         return [parameter for parameter in self._model.parameters() if id(parameter) not in sharded]
 
     def make_replicas_alike(self) -> None:
@@ -126,7 +126,7 @@ class ShardedModules:
         Args:
             parameters: Parameters of the model.
         """
-        by_piece = {id(_torch.sharded_parameter(one)): one for one in self._parameters()}
+        by_piece = {id(_torch.sharded_parameter(parameter)): parameter for parameter in self._parameters()}
         found = (
             _torch.gathered_parameter(by_piece[id(parameter)]) if id(parameter) in by_piece else parameter
             for parameter in parameters
@@ -175,12 +175,12 @@ def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike)
     if settings is None or compiled_from(model) is not None or not is_sharded_module(model):
         return
     module = unwrap_model(model)
-    blocks = [one for one in module.modules() if is_unit(one) and one is not module]
-    for one in blocks if settings.by_blocks and blocks else [module]:
-        if not _torch.is_compiled_in_place(one):
+    blocks = [block for block in module.modules() if is_unit(block) and block is not module]
+    for block in blocks if settings.by_blocks and blocks else [module]:
+        if not _torch.is_compiled_in_place(block):
             # Not the call, of which the hooks that gather the weights are a part: they cannot be compiled.
-            one.forward = _compile(one.forward, **settings.arguments)
+            block.forward = _compile(block.forward, **settings.arguments)
 
 
 def _is_trained(group: Any) -> bool:
-    return any(_torch.sharded_parameter(one).requires_grad for one in _torch.parameters_of_group(group))
+    return any(_torch.sharded_parameter(parameter).requires_grad for parameter in _torch.parameters_of_group(group))

@@ -136,15 +136,16 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
 
 def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
     classes = {_class_of(module) for module in model.modules()}
-    missing = [name for name in names if name not in {one.__name__ for one in classes}]
+    by_name = {block_class.__name__: block_class for block_class in classes}
+    missing = [name for name in names if name not in by_name]
     if missing:
         raise ConfigurationError(
             "The model has no blocks of this class.",
             given=f"transformer_cls_names_to_wrap with {', '.join(missing)}",
-            expected=f"some of {', '.join(sorted(one.__name__ for one in classes))}, which {type(model).__name__} has",
+            expected=f"some of {', '.join(sorted(by_name))}, which {type(model).__name__} has",
             do="Name the class of its repeated layers, or none, so that they are found.",
         )
-    blocks = tuple(one for one in classes if one.__name__ in names)
+    blocks = tuple(block_class for block_class in classes if block_class.__name__ in names)
     return [module for module in model.modules() if issubclass(_class_of(module), blocks)]
 
 
@@ -192,7 +193,7 @@ def modules_of_block(block: nn.Module, blocks: Collection[nn.Module]) -> list[nn
         block: A block, or the model.
         blocks: The blocks of the model.
     """
-    others = {id(one) for one in blocks} - {id(block)}
+    others = {id(other) for other in blocks} - {id(block)}
     return list(_bottom_up(block, others))
 
 
@@ -240,7 +241,7 @@ def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_pr
     chosen = _ignored_modules(model, settings)
     if in_half_precision:
         # Their statistics stay in fp32, and torch wants the weights to be alike.
-        chosen += [one for one in model.modules() if hasattr(one, "running_mean")]
+        chosen += [module for module in model.modules() if hasattr(module, "running_mean")]
     scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
     return {parameter for module in chosen for parameter in module.parameters()} | scalars
 

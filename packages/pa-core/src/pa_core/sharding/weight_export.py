@@ -34,7 +34,7 @@ class WeightExport:
     def __init__(self, model: nn.Module, max_shard_size: int | str, *, trainable_only: bool = False) -> None:
         state = model.state_dict(keep_vars=True)  # where tied weights are the same object
         self._tensors = _tied_ones_once(without_frozen(state) if trainable_only else state)
-        described = {name: _described(one) for name, one in self._tensors.items()}
+        described = {name: _described(tensor) for name, tensor in self._tensors.items()}
         by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
         self._files: dict[str, tuple[list[str], bytes]] = {
             file: _header({name: described[name] for name in names}) for file, names in by_file.items()

@@ -82,4 +82,4 @@ def _are_vectors(value: object) -> bool:
     if not isinstance(value, list):
         return False
     values = cast("list[object]", value)
-    return bool(values) and all(isinstance(one, Tensor) and one.dim() == 1 for one in values)
+    return bool(values) and all(isinstance(item, Tensor) and item.dim() == 1 for item in values)

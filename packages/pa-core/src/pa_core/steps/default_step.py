@@ -173,8 +173,12 @@ def name_backward_pass(error: Exception, batch: object, step: str, callbacks: It
         callbacks: The callbacks that are called between forward and backward pass.
     """
     if not is_explained(error) and "modified by an inplace operation" in str(error):
-        changed = [place for place, one in _tensors_of_batch(batch) if _is_meant(one, str(error))]
-        listeners = [type(one).__name__ for one in callbacks if type(one).__module__.partition(".")[0] != "pa_core"]
+        changed = [place for place, tensor in _tensors_of_batch(batch) if _is_meant(tensor, str(error))]
+        listeners = [
+            type(callback).__name__
+            for callback in callbacks
+            if type(callback).__module__.partition(".")[0] != "pa_core"
+        ]
         if changed:
             by = f" The callbacks are {', '.join(listeners)}." if listeners else ""
             error.add_note(
@@ -189,8 +193,8 @@ def _tensors_of_batch(batch: Any) -> list[tuple[str, Tensor]]:
     if is_mapping(batch):
         items = [(f"batch[{key!r}]", batch[key]) for key in [*batch.keys()]]
     elif issubclass(type(batch), (list, tuple)):
-        items = [(f"batch[{index}]", one) for index, one in enumerate(batch)]
-    return [(place, one) for place, one in items if isinstance(one, Tensor)]
+        items = [(f"batch[{index}]", item) for index, item in enumerate(batch)]
+    return [(place, item) for place, item in items if isinstance(item, Tensor)]
 
 
 def _is_meant(tensor: Tensor, message: str) -> bool:
@@ -214,14 +218,14 @@ def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, s
         ('batch[0] holds nan', 1)
     """
     tensors = _tensors_of_batch(batch)
-    if tensors and all(one.numel() == 0 for _, one in tensors):
+    if tensors and all(tensor.numel() == 0 for _, tensor in tensors):
         return "a batch of 0 samples", None, "Let the loader leave out batches without a sample."
-    for place, one in tensors:
-        odd = ~one.isfinite() if one.is_floating_point() else None
+    for place, tensor in tensors:
+        odd = ~tensor.isfinite() if tensor.is_floating_point() else None
         if odd is not None and bool(odd.any()):
             first = tuple(map(int, odd.nonzero()[0]))
             do = "Correct this sample, or leave it out of the dataset; nan_to_num() replaces such values."
-            return f"{place} holds {one[first].item()}", first[0] if first else None, do
+            return f"{place} holds {tensor[first].item()}", first[0] if first else None, do
     ignored, targets = getattr(loss_func, "ignore_index", None), tensors[-1][1] if tensors else None
     if ignored is not None and targets is not None and bool((targets == ignored).all()):
         do = "Leave such batches out, or return how many targets count as num_items_in_batch: one of 0 does not count."
@@ -516,10 +520,10 @@ def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any,
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
     """The length of the targets, unless they are several tensors: then the length of the inputs."""
-    for one in (targets, inputs):
-        if isinstance(one, Tensor) and one.dim() > 0:
-            return len(one)
-    mapping = next((one for one in (targets, inputs) if is_mapping(one)), None)
+    for item in (targets, inputs):
+        if isinstance(item, Tensor) and item.dim() > 0:
+            return len(item)
+    mapping = next((item for item in (targets, inputs) if is_mapping(item)), None)
     return len(targets) if mapping is None else count_samples(mapping, may_differ=True)
 
 

@@ -225,7 +225,9 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
     other: object = getattr(scheduler, "optimizer", None)
     if not isinstance(other, Optimizer):
         return
-    if {id(one) for one in parameters_of(optimizer)}.isdisjoint(id(one) for one in parameters_of(other)):
+    if {id(parameter) for parameter in parameters_of(optimizer)}.isdisjoint(
+        id(parameter) for parameter in parameters_of(other)
+    ):
         raise ConfigurationError(
             "create_scheduler_fn made a scheduler of another optimizer, which would change nothing of this run.",
             given=f"{type(scheduler).__name__} of an optimizer with other parameters",
@@ -329,7 +331,11 @@ def required_arguments(function: Callable[..., object]) -> list[str]:
     """
     parameters = inspect.signature(function).parameters.values()
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in variable
+    ]
 
 
 def _is_optimizer(value: object) -> bool:

@@ -126,7 +126,9 @@ class PlaceholderExpression(_Arithmetic):
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
-        left, right = (one.resolve(values) if isinstance(one, _Arithmetic) else one for one in (self.left, self.right))
+        left, right = (
+            side.resolve(values) if isinstance(side, _Arithmetic) else side for side in (self.left, self.right)
+        )
         try:
             return _OPERATIONS[self.symbol](left, right)
         except ZeroDivisionError:

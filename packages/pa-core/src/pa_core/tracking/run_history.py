@@ -337,8 +337,8 @@ class InMemoryRunHistory(RunHistory):
         """
         name = self._prefix + metric_name
         value = metric_value if type(metric_value) is float else recordable(name, metric_value)
-        for full_name, one in ((name, value), *numbers_of_mapping(name, value)):
-            self._metrics.setdefault(full_name, _Series()).append(one, self.clock)
+        for full_name, number in ((name, value), *numbers_of_mapping(name, value)):
+            self._metrics.setdefault(full_name, _Series()).append(number, self.clock)
 
     @property
     @override
@@ -388,7 +388,7 @@ class InMemoryRunHistory(RunHistory):
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
-        metrics = {name: one.state_dict() for name, one in self._metrics.items()}
+        metrics = {name: series.state_dict() for name, series in self._metrics.items()}
         return {**super().state_dict(), "metric_name_prefix": self._prefix, "metrics": metrics}
 
     @override
@@ -505,7 +505,8 @@ class _Series:
         """Return the values as they were recorded, of scalar tensors their numbers."""
         unread = self.values[self._num_read :]
         self.values[self._num_read :] = [
-            one.item() if isinstance(one, Tensor) and one.dim() == 0 and not one.is_complex() else one for one in unread
+            value.item() if isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() else value
+            for value in unread
         ]
         self._num_read = len(self.values)
         return self.values
