@@ -742,7 +742,11 @@ class AnyTrainer(ABC):
             >>> trainer.fingerprint() == before
             False
         """
-        return fingerprint(self, reproducible=self.reproducible, shares_buffers=self._session.shares_buffers)
+        return fingerprint(
+            self,
+            shares_buffers=self._session.shares_buffers,
+            requires_same_buffers=self._session.exchange.is_exact,
+        )
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.

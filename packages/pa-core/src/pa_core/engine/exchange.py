@@ -25,6 +25,7 @@ from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part
 from pa_core.engine.reproducible_checks import require_own_batches
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
+from pa_core.steps.default_step import own_backward_pass
 from pa_core.types import SizedIterable
 from pa_data.rng import seed_rng
 from pa_distributed.gradient_tree import GradientTree
@@ -172,6 +173,19 @@ class Exchange(Protocol):
         """
         ...
 
+    def require_no_gradients(self, part: Part) -> None:
+        """Raise an error for gradients before the backward pass of a batch, if they are not added to those of the pass.
+
+        Called in the first updates of a trainer.
+
+        Args:
+            part: What is trained.
+
+        Raises:
+            ConfigurationError: A step has run its own backward pass.
+        """
+        ...
+
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
         """Return a context in which a batch is computed as it will be, as often as one likes, and leaves no buffers.
 
@@ -244,6 +258,9 @@ class Alone:
     def holds_gradients(self, part: Part) -> bool:
         """Return False: gradients are where the backward pass has put them."""
         return False
+
+    def require_no_gradients(self, part: Part) -> None:
+        """Do nothing: gradients of a step are part of the update."""
 
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
@@ -508,6 +525,16 @@ class Tree(Alone):
     def holds_gradients(self, part: Part) -> bool:
         """Return whether the tree has taken some."""
         return self._trees[part].has_gradients
+
+    @override
+    def require_no_gradients(self, part: Part) -> None:
+        """Raise an error for gradients of this batch: they would be weighted with those of the pass.
+
+        Raises:
+            ConfigurationError: A step has run its own backward pass.
+        """
+        if part.has_gradients():
+            raise own_backward_pass()
 
     @override
     @contextmanager

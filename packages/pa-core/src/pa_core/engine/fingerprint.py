@@ -19,22 +19,22 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_distributed import require_same
 
 
-def fingerprint(run: ResumableRun, *, reproducible: bool, shares_buffers: bool) -> str:
+def fingerprint(run: ResumableRun, *, shares_buffers: bool, requires_same_buffers: bool) -> str:
     """Return a digest of weights, buffers, optimizers, schedulers and metrics; every process must call this.
 
     Args:
         run: The run.
-        reproducible: Whether it is reproducible, so that all buffers must be the same.
-        shares_buffers: Whether all processes have the buffers of the models in common: what rank zero has, as in
+        shares_buffers: Whether all processes have the buffers of the models in common: those of rank zero, as in
             training states.
+        requires_same_buffers: Whether the buffers must be the same already, on all processes.
 
     Raises:
         RanksDifferError: One of them is not the same on all processes.
     """
-    if shares_buffers and not reproducible:
+    if shares_buffers and not requires_same_buffers:
         for model in run.named_models().values():
             broadcast_buffers(model)
-    own = {} if reproducible else digests_of_own_buffers(run, shares_buffers=shares_buffers)
+    own = {} if requires_same_buffers else digests_of_own_buffers(run, shares_buffers=shares_buffers)
     modules = {**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}
     optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
     metrics = _metrics(run.run_history)

@@ -18,6 +18,7 @@ from pa_core.engine.parts import Part
 from pa_core.engine.scheduler_stepping import SchedulerStepping
 from pa_core.engine.setup import Setup
 from pa_core.errors import ConfigurationError
+from pa_core.steps.default_step import own_backward_pass
 from pa_core.training_state.progress import Progress
 
 NUM_FIRST_UPDATES = 2
@@ -151,9 +152,8 @@ class FirstUpdates:
         if not self._looks_at_gradients:
             return
         has_gradients = self._finds_gradients()
+        self._exchange.require_no_gradients(self._part)
         if has_gradients and not self._has_gradients:
-            if self._exchange.is_exact:
-                raise _own_backward_pass()
             self._of_step = [(one, one.grad.clone()) for one in self._part.parameters() if one.grad is not None]
         if self._has_gradients and (not has_gradients or self._earlier.are_zeros()):
             raise ConfigurationError(
@@ -163,15 +163,15 @@ class FirstUpdates:
             )
 
     def after_backward(self) -> None:
-        """Note whether there are gradients; a reproducible run takes them before the next batch.
+        """Note whether there are gradients.
 
         Raises:
             ConfigurationError: A step has run a backward pass through the loss that it has returned.
         """
         of_step, self._of_step = self._of_step, []
         if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
-            raise _own_backward_pass()
-        self._has_gradients = not self._exchange.is_exact and self._finds_gradients()
+            raise own_backward_pass()
+        self._has_gradients = self._finds_gradients()
         if self._has_gradients:
             self._earlier.note(self._part.parameters())
 
@@ -183,7 +183,7 @@ class FirstUpdates:
         """Note the end of an update; return whether there is another one to look at."""
         self._is_in_update = False
         self._earlier.forget()
-        self._has_gradients = self._finds_gradients()
+        self._has_gradients = self._looks_at_gradients and self._part.has_gradients()  # those of the exchange are used
         self._updates_left -= 1
         return self._updates_left > 0
 
@@ -195,8 +195,6 @@ class FirstUpdates:
     def _finds_gradients(self) -> bool:
         if not self._looks_at_gradients:
             return False
-        if self._exchange.is_exact:
-            return any(parameter.grad is not None for parameter in self._part.parameters())
         return self._part.has_gradients() or self._exchange.holds_gradients(self._part)
 
     def _require_own_step(self, *_arguments: object) -> None:
@@ -206,16 +204,6 @@ class FirstUpdates:
                 "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
                 "optimizer_step()."
             )
-
-
-def _own_backward_pass() -> ConfigurationError:
-    return ConfigurationError(
-        "A step has run its own backward pass, to which the trainer adds the same gradients again.",
-        given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
-        do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
-        "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
-        "separate updates, use Run.",
-    )
 
 
 class OwnSteps:

@@ -363,6 +363,17 @@ def unusable_kind(loss: Tensor) -> str | None:
     return None if loss.layout is torch.strided else f"a loss of layout {loss.layout}"
 
 
+def own_backward_pass() -> ConfigurationError:
+    """Return the error for a step whose own backward pass has left gradients."""
+    return ConfigurationError(
+        "A step has run its own backward pass, to which the trainer adds the same gradients again.",
+        given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
+        do="Remove loss.backward() from the step and from callbacks: return the loss, and the trainer goes "
+        "backward through it. For gradients as values, call torch.autograd.grad; for several losses with "
+        "separate updates, use Run.",
+    )
+
+
 def no_sample_counted(metric_name: str) -> BatchOutputError:
     """Return the error of an epoch whose steps all say that their losses are means over nothing.
 
