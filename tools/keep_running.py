@@ -54,19 +54,19 @@ def main(arguments: list[str]) -> int:
 
 def wait_for(pid: int) -> int:
     """Pass signals on until a process ends; return its exit status, or minus the signal that ended it."""
-    for one in PASSED_ON:
-        signal.signal(one, lambda number, _: os.kill(pid, number))
+    for passed_on in PASSED_ON:
+        signal.signal(passed_on, lambda number, _: os.kill(pid, number))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    for one in PASSED_ON:  # where the script has ended by itself, its status is the one that counts
-        signal.signal(one, signal.SIG_DFL if status == -signal.SIGKILL else signal.SIG_IGN)
+    for passed_on in PASSED_ON:  # where the script has ended by itself, its status is the one that counts
+        signal.signal(passed_on, signal.SIG_DFL if status == -signal.SIGKILL else signal.SIG_IGN)
     return status
 
 
 def become_script(arguments: list[str]) -> None:
     """Do what `python` does with such a command line."""
     ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)  # or the next start would find it still running
-    for one in PASSED_ON:
-        signal.signal(one, signal.SIG_DFL)
+    for passed_on in PASSED_ON:
+        signal.signal(passed_on, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     random.seed()  # or each start would draw the same numbers

@@ -29,7 +29,7 @@ def measure(setting: Setting) -> None:
         return
     device = setting.device
     pinned = [torch.empty(size * 2**18).pin_memory() for _ in range(2)]
-    there = [one.to(device) for one in pinned]
+    there = [tensor.to(device) for tensor in pinned]
     weights = torch.rand(8192, 8192, device=device, dtype=torch.bfloat16)
     kinds: dict[str, list[float]] = {"there already": [], "copied in turn": [], "copied ahead": []}
     for _ in range(ROUNDS + 1):

@@ -143,19 +143,19 @@ def digest(value: Any) -> str:
     """A digest of all tensors and numbers of a state, in order."""
     found = hashlib.sha256()
 
-    def add(one: Any) -> None:
-        if isinstance(one, Tensor):
-            found.update(repr((one.dtype, tuple(one.shape))).encode())
-            found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        elif isinstance(one, dict):
-            for key in one:
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.update(repr((value.dtype, tuple(value.shape))).encode())
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in value:
                 found.update(repr(key).encode())
-                add(one[key])
-        elif isinstance(one, (list, tuple)):
-            for item in one:
+                add(value[key])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
                 add(item)
         else:
-            found.update(repr(one).encode())
+            found.update(repr(value).encode())
 
     add(value)
     return found.hexdigest()

@@ -55,7 +55,7 @@ def compare(folder: Path, setting: Setting, mode: str) -> None:
                 pool.submit(run, again, mode),
                 pool.submit(run, killed, mode, KILL_AT),
             ]
-            first, second, _ = (one.result() for one in runs)
+            first, second, _ = (run.result() for run in runs)
         resumed = run(killed, mode)
         if first["device"] != setting.device.type or not resumed["resumed_at"]:
             message = f"it ran on {first['device']}, and resumed at update {resumed['resumed_at']}"
@@ -71,9 +71,9 @@ def compare(folder: Path, setting: Setting, mode: str) -> None:
             publish(title(mode), "the same bits", note=note + (f"; scaler {scale}" if scale != "{}" else ""))
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> str:
+def differences(first: dict[str, Any], other: dict[str, Any]) -> str:
     """The names of the parts that are not the same."""
-    return ", ".join(name for name, value in one["parts"].items() if value != other["parts"][name])
+    return ", ".join(name for name, value in first["parts"].items() if value != other["parts"][name])
 
 
 def run(folder: Path, mode: str, kill_at: int | None = None) -> dict[str, Any]:
@@ -104,12 +104,14 @@ def run(folder: Path, mode: str, kill_at: int | None = None) -> dict[str, Any]:
         }
         command = [sys.executable, "-m", "tools.gpu.crash_script", *arguments]
         running.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [one.communicate()[0] for one in running]
+    outputs = [process.communicate()[0] for process in running]
     expected = 0 if kill_at is None else -signal.SIGKILL
-    for one, output in zip(running, outputs, strict=True):
-        if one.returncode != expected:
+    for process, output in zip(running, outputs, strict=True):
+        if process.returncode != expected:
             print(output)
-            message = f"status {one.returncode} instead of {expected}: {' / '.join(output.strip().splitlines()[-3:])}"
+            message = (
+                f"status {process.returncode} instead of {expected}: {' / '.join(output.strip().splitlines()[-3:])}"
+            )
             raise RuntimeError(message)
     if kill_at is not None:
         return {}

@@ -40,7 +40,7 @@ def by_hand_tuned(model: nn.Module, loss_func: nn.Module, optimizer: Optimizer, 
     assert isinstance(data, TensorDataset)
     indices = torch.split(torch.randperm(len(data)), batch_size)
     pins = torch.cuda.is_available()
-    batches = ([one.pin_memory() if pins else one for one in data[index]] for index in indices)
+    batches = ([tensor.pin_memory() if pins else tensor for tensor in data[index]] for index in indices)
     train_by_hand(model, loss_func, optimizer, batches)
 
 

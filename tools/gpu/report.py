@@ -33,7 +33,7 @@ class MeasuredPart:
     @property
     def is_wrong(self) -> bool:
         """Whether somebody should look."""
-        return self.outcome in ("failed", "cut off") or any(one.is_wrong for one in self.figures)
+        return self.outcome in ("failed", "cut off") or any(figure.is_wrong for figure in self.figures)
 
 
 def write_report(folder: Path, parts: list[MeasuredPart], seconds: float) -> None:

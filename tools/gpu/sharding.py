@@ -155,8 +155,10 @@ def check_resume(task: Task, setting: Setting) -> None:
 
 def weights_of(model: nn.Module) -> list[Tensor]:
     """All parameters, whole, in host memory."""
-    found = [one.full_tensor() if isinstance(one, DTensor) else one for one in model.parameters()]
-    return [one.detach().cpu().clone() for one in found]
+    found = [
+        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter for parameter in model.parameters()
+    ]
+    return [tensor.detach().cpu().clone() for tensor in found]
 
 
 def check_export(task: Task, setting: Setting) -> None:
@@ -201,7 +203,7 @@ def compare_steps(task: Task, setting: Setting) -> None:
             assert window.seconds is not None
             times[name].append(window.seconds / updates)
     for name, of_loop in times.items():
-        ratios = [one / by_hand for one, by_hand in zip(of_loop, times["by hand"], strict=True)][1:]
+        ratios = [seconds / by_hand for seconds, by_hand in zip(of_loop, times["by hand"], strict=True)][1:]
         publish(
             f"an update of {task.name}, sharded on one device: {name}",
             statistics.median(of_loop[1:]) * 1e3,

@@ -22,7 +22,7 @@ WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaStr
 def measure(setting: Setting, name: str) -> None:
     """Let all loops train one task in turn."""
     task = TASKS[name](setting)
-    loops = [one for one in LOOPS if name == "mlp" or one != "by hand, tuned"]
+    loops = [loop for loop in LOOPS if name == "mlp" or loop != "by hand, tuned"]
     updates = updates_of_turn(task, setting)
     loops = [loop for loop in loops if works(loop, task, updates, setting)]
     times: dict[str, list[float]] = {loop: [] for loop in loops}
@@ -70,7 +70,7 @@ def seconds_of_update(window: Window) -> float:
 def publish_times(task: Task, updates: int, times: dict[str, list[float]]) -> None:
     """The medians, and the medians of the ratios of each round."""
     for loop, of_loop in times.items():
-        ratio = statistics.median(one / by_hand for one, by_hand in zip(of_loop, times[REFERENCE], strict=True))
+        ratio = statistics.median(seconds / by_hand for seconds, by_hand in zip(of_loop, times[REFERENCE], strict=True))
         low, high = min(of_loop) * 1e3, max(of_loop) * 1e3
         publish(
             f"an update of {task.name}, bf16: {loop}",

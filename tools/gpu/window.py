@@ -114,7 +114,7 @@ class CountsWarnings(AbstractContextManager[None]):
     @override
     def __exit__(self, *_: object) -> None:
         torch.cuda.set_sync_debug_mode("default")
-        self.count = sum("synchronizing" in str(one.message) for one in self._caught)
+        self.count = sum("synchronizing" in str(warning.message) for warning in self._caught)
         self._catching.close()
 
 

@@ -93,9 +93,9 @@ def _twine(built: Path) -> list[str]:
 
 def _print_upload(repository: Repository, built: Path) -> None:
     print(f"\nUpload in this order, from {built}:")
-    for number, one in enumerate(repository.distributions, 1):
-        print(f"{number}. {one.name}")
-        for name in (one.wheel, one.sdist):
+    for number, distribution in enumerate(repository.distributions, 1):
+        print(f"{number}. {distribution.name}")
+        for name in (distribution.wheel, distribution.sdist):
             print(f"   {name}  sha256 {hashlib.sha256((built / name).read_bytes()).hexdigest()}")
     print()
 

@@ -38,7 +38,9 @@ SURROUNDINGS = (
 def build_twice(repository: Repository, folder: Path) -> list[Path]:
     """Build all distributions from two copies of the last commit; return the two folders of wheels and sdists."""
     with ThreadPoolExecutor() as pool:
-        started = [pool.submit(_build, repository, folder / one.folder, one) for one in SURROUNDINGS]
+        started = [
+            pool.submit(_build, repository, folder / surroundings.folder, surroundings) for surroundings in SURROUNDINGS
+        ]
     return [build.result() for build in started]
 
 
@@ -51,23 +53,28 @@ def differences(first: Path, second: Path) -> list[str]:
 def contents(repository: Repository, built: Path) -> list[str]:
     """The built files hold metadata that are complete, the licence, and the marker of typed packages."""
     problems: list[str] = []
-    for one in repository.distributions:
-        wheel = _members(built / one.wheel)
-        sdist = _members(built / one.sdist)
+    for distribution in repository.distributions:
+        wheel = _members(built / distribution.wheel)
+        sdist = _members(built / distribution.sdist)
         in_wheel = {
-            f"{one.stem}.dist-info/licenses/LICENSE": (repository.root / "LICENSE").read_bytes(),
-            f"{one.package}/py.typed": b"",
+            f"{distribution.stem}.dist-info/licenses/LICENSE": (repository.root / "LICENSE").read_bytes(),
+            f"{distribution.package}/py.typed": b"",
         }
-        in_sdist = {f"{one.stem}/LICENSE": (repository.root / "LICENSE").read_bytes(), f"{one.stem}/README.md": None}
-        for name, members, expected in ((one.wheel, wheel, in_wheel), (one.sdist, sdist, in_sdist)):
+        in_sdist = {
+            f"{distribution.stem}/LICENSE": (repository.root / "LICENSE").read_bytes(),
+            f"{distribution.stem}/README.md": None,
+        }
+        for name, members, expected in ((distribution.wheel, wheel, in_wheel), (distribution.sdist, sdist, in_sdist)):
             for member, content in expected.items():
                 if member not in members or content not in (None, members[member]):
                     problems.append(f"{name}: {member} is missing, or is not that of the repository")
         for name, metadata in (
-            (one.wheel, wheel.get(f"{one.stem}.dist-info/METADATA", b"")),
-            (one.sdist, sdist.get(f"{one.stem}/PKG-INFO", b"")),
+            (distribution.wheel, wheel.get(f"{distribution.stem}.dist-info/METADATA", b"")),
+            (distribution.sdist, sdist.get(f"{distribution.stem}/PKG-INFO", b"")),
         ):
-            problems += [f"{name}: {problem}" for problem in _wrong_metadata(repository, one, metadata.decode())]
+            problems += [
+                f"{name}: {problem}" for problem in _wrong_metadata(repository, distribution, metadata.decode())
+            ]
     return problems
 
 
@@ -84,7 +91,7 @@ def _build(repository: Repository, folder: Path, surroundings: Surroundings) -> 
     commit_time = ["git", "-C", str(repository.root), "log", "-1", "--format=%ct"]
     epoch = subprocess.run(commit_time, check=True, capture_output=True, text=True).stdout.strip()
     environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "TZ": surroundings.time_zone}
-    for one in repository.distributions:
+    for distribution in repository.distributions:
         command = [
             sys.executable,
             "-m",
@@ -92,13 +99,13 @@ def _build(repository: Repository, folder: Path, surroundings: Surroundings) -> 
             "--no-isolation",
             "--outdir",
             str(built),
-            str(sources / "packages" / one.name),
+            str(sources / "packages" / distribution.name),
         ]
         ran = subprocess.run(
             command, env=environment, umask=surroundings.umask, capture_output=True, text=True, check=False
         )
         if ran.returncode:
-            raise RuntimeError(f"{one.name} could not be built:\n{ran.stdout}\n{ran.stderr}")
+            raise RuntimeError(f"{distribution.name} could not be built:\n{ran.stdout}\n{ran.stderr}")
     return built
 
 
@@ -107,8 +114,12 @@ def _difference(first: Path, second: Path) -> str | None:
         return f"{first.name} was built only once of two times"
     if first.read_bytes() == second.read_bytes():
         return None
-    one, other = _members(first), _members(second)
-    members = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    members_of_first, members_of_second = _members(first), _members(second)
+    members = sorted(
+        name
+        for name in {*members_of_first, *members_of_second}
+        if members_of_first.get(name) != members_of_second.get(name)
+    )
     where = f"in {', '.join(members)}" if members else "in times, modes or order of its members"
     return f"{first.name}: two builds of one commit differ {where}"
 
@@ -121,20 +132,20 @@ def _members(archive: Path) -> dict[str, bytes]:
         return {member.name: file.read() for member in sdist if (file := sdist.extractfile(member)) is not None}
 
 
-def _wrong_metadata(repository: Repository, one: Distribution, text: str) -> list[str]:
+def _wrong_metadata(repository: Repository, distribution: Distribution, text: str) -> list[str]:
     found = Parser().parsestr(text)
     expected: dict[str, Callable[[Message], bool]] = {
-        "Name": lambda message: message["Name"] == one.name,
-        "Version": lambda message: message["Version"] == one.version,
-        "Summary": lambda message: message["Summary"] == one.project["description"],
+        "Name": lambda message: message["Name"] == distribution.name,
+        "Version": lambda message: message["Version"] == distribution.version,
+        "Summary": lambda message: message["Summary"] == distribution.project["description"],
         "Author": lambda message: bool(message["Author"] or message["Author-email"]),
-        "License-Expression": lambda message: message["License-Expression"] == one.project["license"],
+        "License-Expression": lambda message: message["License-Expression"] == distribution.project["license"],
         "License-File": lambda message: "LICENSE" in message.get_all("License-File", []),
-        "Requires-Python": lambda message: message["Requires-Python"] == one.project["requires-python"],
-        "Classifier": lambda message: sorted(message.get_all("Classifier", [])) == sorted(one.classifiers),
+        "Requires-Python": lambda message: message["Requires-Python"] == distribution.project["requires-python"],
+        "Classifier": lambda message: sorted(message.get_all("Classifier", [])) == sorted(distribution.classifiers),
         "Project-URL": lambda message: _urls(message) == {name: url for name, url in repository.urls.items() if url},
         "Description": lambda message: (
-            str(message.get_payload()).strip() == (one.folder / "README.md").read_text().strip()
+            str(message.get_payload()).strip() == (distribution.folder / "README.md").read_text().strip()
         ),
     }
     return [f"{field} is missing, or not as declared" for field, is_right in expected.items() if not is_right(found)]

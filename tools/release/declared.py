@@ -39,16 +39,17 @@ def versions(repository: Repository) -> list[str]:
     distributions = repository.distributions
     version = repository.version
     problems = [
-        f"{one.name} has version {one.version}, {distributions[0].name} has {version}: all are released together"
-        for one in distributions
-        if one.version != version
+        f"{distribution.name} has version {distribution.version}, {distributions[0].name} has {version}: "
+        "all are released together"
+        for distribution in distributions
+        if distribution.version != version
     ]
-    siblings = {one.name for one in distributions}
+    siblings = {distribution.name for distribution in distributions}
     expected = sibling_range(version)
     return problems + [
-        f"{one.name} requires {line}; write {line.name}{_as_written(version)}"
-        for one in distributions
-        for line in one.requirements
+        f"{distribution.name} requires {line}; write {line.name}{_as_written(version)}"
+        for distribution in distributions
+        for line in distribution.requirements
         if line.name in siblings and line.specifier != expected
     ]
 
@@ -69,7 +70,7 @@ def changelog(repository: Repository) -> list[str]:
     entry = _entry(repository)
     if entry is None:
         return [f"CHANGELOG.md has no heading '## {repository.version} (unreleased)', or with a date instead"]
-    wanted = [TRAINING_STATES, *sorted(one.name for one in repository.distributions)]
+    wanted = [TRAINING_STATES, *sorted(distribution.name for distribution in repository.distributions)]
     return [
         f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, if only that nothing changed"
         for name in wanted
@@ -79,7 +80,11 @@ def changelog(repository: Repository) -> list[str]:
 
 def metadata(repository: Repository) -> list[str]:
     """Each distribution says who made it, under which licence, and what it is, and its README leads nowhere wrong."""
-    return [f"{one.name}: {problem}" for one in repository.distributions for problem in _metadata(repository, one)]
+    return [
+        f"{distribution.name}: {problem}"
+        for distribution in repository.distributions
+        for problem in _metadata(repository, distribution)
+    ]
 
 
 def classifiers(repository: Repository) -> list[str]:
@@ -87,19 +92,23 @@ def classifiers(repository: Repository) -> list[str]:
     tested = set(repository.tested_versions)
     oldest = min(tested, key=Version)
     problems: list[str] = []
-    for one in repository.distributions:
-        claimed = {line.removeprefix(_PYTHON) for line in one.classifiers if line.startswith(f"{_PYTHON}3.")}
+    for distribution in repository.distributions:
+        claimed = {line.removeprefix(_PYTHON) for line in distribution.classifiers if line.startswith(f"{_PYTHON}3.")}
         problems += [
-            f"{one.name} claims Python {version}, which CI does not test" for version in sorted(claimed - tested)
+            f"{distribution.name} claims Python {version}, which CI does not test"
+            for version in sorted(claimed - tested)
         ]
         problems += [
-            f"{one.name} does not claim Python {version}, which CI tests" for version in sorted(tested - claimed)
+            f"{distribution.name} does not claim Python {version}, which CI tests"
+            for version in sorted(tested - claimed)
         ]
-        if one.project.get("requires-python") != f">={oldest}":
-            problems.append(f"{one.name}: requires-python is not >={oldest}, the oldest version that CI tests")
-        typed = (one.folder / "src" / one.package / "py.typed").exists()
-        if typed != ("Typing :: Typed" in one.classifiers):
-            problems.append(f"{one.name}: 'Typing :: Typed' and py.typed go together, and one of them is missing")
+        if distribution.project.get("requires-python") != f">={oldest}":
+            problems.append(f"{distribution.name}: requires-python is not >={oldest}, the oldest version that CI tests")
+        typed = (distribution.folder / "src" / distribution.package / "py.typed").exists()
+        if typed != ("Typing :: Typed" in distribution.classifiers):
+            problems.append(
+                f"{distribution.name}: 'Typing :: Typed' and py.typed go together, and one of them is missing"
+            )
     return problems
 
 
@@ -112,15 +121,15 @@ def urls(repository: Repository) -> list[str]:
         if not re.fullmatch(r"https://[\w.-]+\.\w+(/\S*)?", address)
     ]
     return problems + [
-        f"{one.name}: [project.urls] is {one.urls}, not {known}; run nox -s release -- --write-urls"
-        for one in repository.distributions
-        if one.urls != known
+        f"{distribution.name}: [project.urls] is {distribution.urls}, not {known}; run nox -s release -- --write-urls"
+        for distribution in repository.distributions
+        if distribution.urls != known
     ]
 
 
 def upload_order(repository: Repository) -> list[str]:
     """The release workflow uploads each distribution after those that it requires."""
-    expected = [one.name for one in repository.distributions]
+    expected = [distribution.name for distribution in repository.distributions]
     steps = repository.workflow("release")["jobs"]["publish"]["steps"]
     folders = [step["with"]["packages-dir"] for step in steps if "packages-dir" in step.get("with", {})]
     found = [folder.strip("/").rpartition("/")[2] for folder in folders]
@@ -166,13 +175,13 @@ def _entry(repository: Repository) -> _Entry | None:
     return None
 
 
-def _metadata(repository: Repository, one: Distribution) -> list[str]:
+def _metadata(repository: Repository, distribution: Distribution) -> list[str]:
     needed = ("authors", "description", "keywords", "license", "license-files", "readme")
-    problems = [f"pyproject.toml has no {key}" for key in needed if not one.project.get(key)]
-    licence = one.folder / "LICENSE"
+    problems = [f"pyproject.toml has no {key}" for key in needed if not distribution.project.get(key)]
+    licence = distribution.folder / "LICENSE"
     if not licence.exists() or licence.read_bytes() != (repository.root / "LICENSE").read_bytes():
         problems.append("LICENSE is not that of the repository")
-    readme = one.folder / "README.md"
+    readme = distribution.folder / "README.md"
     text = readme.read_text() if readme.exists() else ""
     if not text.strip():
         problems.append("README.md has no text")

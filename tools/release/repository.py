@@ -89,7 +89,10 @@ class Repository:
             for path in self.root.glob("packages/*/pyproject.toml")
         }
         sorter = TopologicalSorter(
-            {name: {line.name for line in one.requirements} & set(found) for name, one in found.items()}
+            {
+                name: {line.name for line in distribution.requirements} & set(found)
+                for name, distribution in found.items()
+            }
         )
         sorter.prepare()
         ordered: list[Distribution] = []

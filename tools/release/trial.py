@@ -29,20 +29,23 @@ def install_in_order(repository: Repository, built: Path, folder: Path, installe
     """Install the wheels in the order of their upload and import each after its step; return what went wrong."""
     uploaded = folder / "uploaded"
     uploaded.mkdir(parents=True)
-    ours = {one.name for one in repository.distributions}
-    for one in repository.distributions:
-        shutil.copy(built / one.wheel, uploaded)
-        others = [str(line) for line in one.required if line.name not in ours]
+    ours = {distribution.name for distribution in repository.distributions}
+    for distribution in repository.distributions:
+        shutil.copy(built / distribution.wheel, uploaded)
+        others = [str(line) for line in distribution.required if line.name not in ours]
         if others and (failure := installer.install(*others)):
-            return [f"{one.name}: what it requires of others cannot be installed:\n{failure}"]
+            return [f"{distribution.name}: what it requires of others cannot be installed:\n{failure}"]
         # Without the cache, which may have a wheel of the same name from another commit.
         only_ours = ("--no-index", "--find-links", str(uploaded), "--no-cache-dir")
-        if failure := installer.install(*only_ours, f"{one.name}=={one.version}"):
-            return [f"{one.name} cannot be installed from what is uploaded before it and itself:\n{failure}"]
-        program = f"import {one.package}, importlib.metadata as m; assert m.version({one.name!r}) == {one.version!r}"
+        if failure := installer.install(*only_ours, f"{distribution.name}=={distribution.version}"):
+            return [f"{distribution.name} cannot be installed from what is uploaded before it and itself:\n{failure}"]
+        program = (
+            f"import {distribution.package}, importlib.metadata as m; "
+            f"assert m.version({distribution.name!r}) == {distribution.version!r}"
+        )
         # Isolated, so that nothing is imported from the working tree.
         if failure := _failure([str(installer.python), "-I", "-c", program], folder=folder):
-            return [f"{one.name} is installed and cannot be imported:\n{failure}"]
+            return [f"{distribution.name} is installed and cannot be imported:\n{failure}"]
     return []
 
 

@@ -13,8 +13,8 @@ def write_urls(repository: Repository) -> None:
     """Write `[project.urls]` of each distribution anew, after `[project]`; without addresses, leave it out."""
     lines = [f'{name} = "{address}"' for name, address in repository.urls.items() if address]
     table = "\n".join(["[project.urls]", *lines, "", ""]) if lines else ""
-    for one in repository.distributions:
-        file = one.folder / "pyproject.toml"
+    for distribution in repository.distributions:
+        file = distribution.folder / "pyproject.toml"
         without = re.sub(r"^\[project\.urls\]\n(?:[^\[\n].*\n)*\n*", "", file.read_text(), flags=re.MULTILINE)
         start, project, rest = without.partition("[project]\n")
         content, header, tables = rest.partition("\n[")

@@ -49,7 +49,7 @@ def take_out(metrics: MetricCollection) -> MetricStates:
 def fits(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether states were taken out of such metrics."""
     of_metrics = {path: metric.metric_state.keys() for path, metric in _walk(metrics)}
-    return of_metrics == {path: one["states"].keys() for path, one in taken.items()}
+    return of_metrics == {path: copied["states"].keys() for path, copied in taken.items()}
 
 
 def put_back(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> None:

@@ -150,7 +150,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rest of the state, which is not in the state dict of the average, such as other buffers."""
         in_state_dict = self.module.state_dict().keys()
-        others = {name: one for name, one in self.module.named_buffers() if name not in in_state_dict}
+        others = {name: buffer for name, buffer in self.module.named_buffers() if name not in in_state_dict}
         return {"num_updates": self.num_updates, "copied": sorted(self._copied), "other_buffers": others}
 
     @override
@@ -203,7 +203,7 @@ def _independent_copy(model: nn.Module) -> nn.Module:
     """Copy a model so that no two of its tensors share memory, in at least the precision of float32."""
     if is_sharded_module(model):
         return ShardedAverage(model)
-    values: dict[int, Any] = {id(one): one.detach().clone() for one in computed_tensors(model)}
+    values: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed_tensors(model)}
     duplicate = copy.deepcopy(model, values).eval().requires_grad_(False)
     for tensor in named_tensors(duplicate).values():
         if tensor.dtype != averaged_dtype(tensor):
@@ -216,7 +216,7 @@ def _independent_copy(model: nn.Module) -> nn.Module:
 def _names_without_average(model: nn.Module) -> frozenset[str]:
     """Of a sharded model, what one process finds in its pieces holds for all."""
     tensors = named_tensors(model)
-    own = frozenset(name for name, one in tensors.items() if not _has_an_average(one) or _is_mask(name, tensors))
+    own = frozenset(name for name, tensor in tensors.items() if not _has_an_average(tensor) or _is_mask(name, tensors))
     return frozenset[str]().union(*gather_objects(own)) if is_sharded_module(model) else own
 
 
@@ -231,7 +231,9 @@ def is_lazy(model: nn.Module) -> bool:
     Args:
         model: The model.
     """
-    return any(isinstance(one, UninitializedParameter | UninitializedBuffer) for one in named_tensors(model).values())
+    return any(
+        isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in named_tensors(model).values()
+    )
 
 
 def _has_an_average(tensor: Tensor) -> bool:

@@ -200,7 +200,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Begin a new average with the weights of the model."""
         super().on_training_run_start(trainer, **kwargs)
         self._require_writable(trainer)
-        if averaging := [type(one).__name__ for one in trainer.named_optimizers().values() if hasattr(one, "eval")]:
+        if averaging := [
+            type(optimizer).__name__ for optimizer in trainer.named_optimizers().values() if hasattr(optimizer, "eval")
+        ]:
             raise ConfigurationError(
                 "The optimizer averages the weights itself, and has weights to evaluate and weights to train.",
                 given=f"{type(self).__name__} and {averaging[0]}, which has train() and eval()",

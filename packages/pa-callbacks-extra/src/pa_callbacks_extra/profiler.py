@@ -203,13 +203,14 @@ def _table(operators: list[_Operator], device: str) -> str:
     on_device = device != "cpu"
     rows = [
         (
-            _BESIDE_OPERATORS if one.key.startswith("ProfilerStep") else one.key,
-            one.count,
-            one.self_cpu_time_total / 1000,
-            one.self_device_time_total / 1000,
+            _BESIDE_OPERATORS if operator.key.startswith("ProfilerStep") else operator.key,
+            operator.count,
+            operator.self_cpu_time_total / 1000,
+            operator.self_device_time_total / 1000,
         )
-        for one in operators
-        if one.self_cpu_time_total > 0  # kernels, too, have rows; their time is that of the operators that start them
+        for operator in operators
+        if operator.self_cpu_time_total
+        > 0  # kernels, too, have rows; their time is that of the operators that start them
     ]
     rows.sort(key=lambda row: row[3 if on_device else 2], reverse=True)
     heading = f"  {'operator':43} {'calls':>6} {'CPU, ms':>10}" + (

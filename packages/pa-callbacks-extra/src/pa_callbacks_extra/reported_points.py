@@ -117,7 +117,7 @@ class RecordedPoints:
 
     def _has(self, name: str, step: int, value: float) -> bool:
         recorded = self._values.get((name, step), ())
-        return (name in _MEASURED and len(recorded) > 0) or any(_are_same(one, value) for one in recorded)
+        return (name in _MEASURED and len(recorded) > 0) or any(_are_same(known, value) for known in recorded)
 
 
 def _are_same(first: float, second: float) -> bool:

@@ -150,8 +150,8 @@ def computed_tensors(module: nn.Module) -> list[Tensor]:
     Args:
         module: The module.
     """
-    attributes = (one for part in module.modules() for one in vars(part).values())
-    return [one for one in attributes if isinstance(one, Tensor) and not one.is_leaf]
+    attributes = (value for part in module.modules() for value in vars(part).values())
+    return [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
 
 
 def _tensors_with_names(module: nn.Module) -> list[tuple[Tensor, list[str]]]:

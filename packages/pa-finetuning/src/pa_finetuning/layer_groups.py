@@ -125,14 +125,14 @@ class LayerGroups:
             )
         return as_integer(index) % num_groups
 
-    def indexes_between(self, one: int, other: int) -> range:
+    def indexes_between(self, start: int, end: int) -> range:
         """Return the indexes from one layer group to another, both included, whichever comes first.
 
         Raises:
             TypeError: One of them is not an integer.
             IndexError: One of them is not a layer group.
         """
-        first, last = sorted((self.resolve_index(one), self.resolve_index(other)))
+        first, last = sorted((self.resolve_index(start), self.resolve_index(end)))
         return range(first, last + 1)
 
 
@@ -176,10 +176,10 @@ def _names_within(model: nn.Module, module: nn.Module, group: int) -> list[str]:
 
 def _require_disjoint(names_of_groups: list[list[str]]) -> None:
     places = [(name, group) for group, names in enumerate(names_of_groups) for name in names]
-    for (one, group), (other, other_group) in combinations(places, 2):
-        if one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.") or not one or not other:
+    for (path, group), (other, other_group) in combinations(places, 2):
+        if path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.") or not path or not other:
             raise ValueError(
-                f"Given: layer groups that overlap, {one!r} in group {group} and {other!r} in group {other_group}. "
+                f"Given: layer groups that overlap, {path!r} in group {group} and {other!r} in group {other_group}. "
                 "Expected: each part of the model in one group. Remove one of the two, or replace the larger one by "
                 "its parts."
             )

@@ -114,7 +114,7 @@ def evaluated_sets(data: Any) -> dict[str, Any]:
     if data is None:
         return {}
     sets = dict(cast("Mapping[str, Any]", data)) if isinstance(data, Mapping) else {"": data}
-    return {name: one.dataset if isinstance(one, EvaluationSet) else one for name, one in sets.items()}
+    return {name: given.dataset if isinstance(given, EvaluationSet) else given for name, given in sets.items()}
 
 
 def is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:

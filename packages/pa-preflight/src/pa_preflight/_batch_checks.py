@@ -40,7 +40,7 @@ def check_batch(first: FirstBatch) -> Iterator[Finding]:
     Args:
         first: The batch.
     """
-    if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in first.inputs):
+    if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in first.inputs):
         yield noticed(
             "inputs-not-finite",
             "Inputs of the first batch are NaN or infinite.",
@@ -63,7 +63,7 @@ def check_batch(first: FirstBatch) -> Iterator[Finding]:
 
 def _check_targets(first: FirstBatch) -> Iterator[Finding]:
     changed = _with_other_targets(first)
-    reconstructs = any(is_same(one, call.targets) for call in first.loss_calls for one in first.inputs)
+    reconstructs = any(is_same(tensor, call.targets) for call in first.loss_calls for tensor in first.inputs)
     if changed is None or reconstructs or (first.call is not None and _is_constant(first.call)):
         return
     if first.loss_of(changed) != first.loss_of(first.batch):
@@ -86,7 +86,7 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
 def _looks_wrong(call: FunctionCall, first: FirstBatch) -> bool:
     """Whether the model's outputs have targets like the ones of the batch that are all the same, or its predictions."""
     targets = call.targets
-    is_like = any(one.shape == targets.shape for one in tensors_in(first.batch)[1:])
+    is_like = any(tensor.shape == targets.shape for tensor in tensors_in(first.batch)[1:])
     if not is_like or not is_of_model(call, first.model_calls):
         return False
     if bool((targets == targets.flatten()[:1]).all()):
@@ -101,7 +101,9 @@ def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
         call: The call of the loss function.
         model_calls: The calls of the model.
     """
-    return any(one.output is not None and one.output.data_ptr() == call.outputs.data_ptr() for one in model_calls)
+    return any(
+        forward.output is not None and forward.output.data_ptr() == call.outputs.data_ptr() for forward in model_calls
+    )
 
 
 def _with_other_targets(first: FirstBatch) -> Any:
@@ -115,12 +117,16 @@ def _with_other_targets(first: FirstBatch) -> Any:
         return None
     parts = cast("list[Any]", batch)
     others = [_rolled(part) if isinstance(part, Tensor) else None for part in parts[1:]]
-    are_inputs = [any(is_same(part, one) for one in first.inputs) for part in parts[1:] if isinstance(part, Tensor)]
+    are_inputs = [
+        any(is_same(part, tensor) for tensor in first.inputs) for part in parts[1:] if isinstance(part, Tensor)
+    ]
     if len(are_inputs) < len(others) or any(
-        one is None for one, skip in zip(others, are_inputs, strict=True) if not skip
+        gradient is None for gradient, skip in zip(others, are_inputs, strict=True) if not skip
     ):
         return None
-    changed = [part if skip else one for part, one, skip in zip(parts[1:], others, are_inputs, strict=True)]
+    changed = [
+        part if skip else replacement for part, replacement, skip in zip(parts[1:], others, are_inputs, strict=True)
+    ]
     return type(parts)((parts[0], *changed)) if not all(are_inputs) else None
 
 
@@ -162,11 +168,11 @@ def _check_gradients(first: FirstBatch) -> Iterator[Finding]:
     clip_value: float | None = first.job.asked["gradient_clip_value"]
     if clip_norm is None and clip_value is None:
         return
-    parameters = [one for one in first.model.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in first.model.parameters() if parameter.requires_grad]
     loss = first.repeated()
     gradients = cast("tuple[Tensor | None, ...]", torch.autograd.grad(loss, parameters, allow_unused=True))
-    norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
-    largest = max(float(one.abs().max()) for one in gradients if one is not None)
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients if gradient is not None))
+    largest = max(float(gradient.abs().max()) for gradient in gradients if gradient is not None)
     for name, size, clip in (("norm", norm, clip_norm), ("largest element", largest, clip_value)):
         if clip is not None and size > _SMALL_CLIP * clip:
             yield noticed(
@@ -177,14 +183,14 @@ def _check_gradients(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _check_scale(first: FirstBatch) -> Iterator[Finding]:
-    for one in (one for one in first.layer_inputs if one.is_floating_point()):
-        values = one.double()
+    for tensor in (tensor for tensor in first.layer_inputs if tensor.is_floating_point()):
+        values = tensor.double()
         mean, largest = float(values.mean()), float(values.abs().max())
         deviation = float(values.std()) if values.numel() > 1 else 0.0
         if max(abs(mean), deviation) > _LARGE:
             yield noticed(
                 "inputs-not-normalised",
-                f"Inputs of shape {tuple(one.shape)} have a mean of {mean:.3g} and a standard deviation of "
+                f"Inputs of shape {tuple(tensor.shape)} have a mean of {mean:.3g} and a standard deviation of "
                 f"{deviation:.3g}; the largest is {largest:.3g}.",
                 "Subtract the mean of the training data and divide by its standard deviation, for each feature or "
                 "channel.",
@@ -222,7 +228,7 @@ def _is_constant(call: ModelCall) -> bool:
         return False
     if call.output.is_complex() or not call.output.numel():
         return False
-    return is_repeated(call.output) and any(not is_same(one, one[:1].expand_as(one)) for one in call.inputs)
+    return is_repeated(call.output) and any(not is_same(tensor, tensor[:1].expand_as(tensor)) for tensor in call.inputs)
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
@@ -241,9 +247,9 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     outputs = [forward.outputs(change)[:1] for change in (Tensor.clone, beside_copies)]
     if not all(outputs):
         return
-    one, other = (output[-1].double() for (output,) in outputs)
-    scale = float(one.abs().max()) + 1e-12
-    difference = float((one - other).abs().max()) / scale
+    in_batch, among_copies = (output[-1].double() for (output,) in outputs)
+    scale = float(in_batch.abs().max()) + 1e-12
+    difference = float((in_batch - among_copies).abs().max()) / scale
     if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
         yield noticed(
             "samples-mix",
@@ -252,7 +258,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
             "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for "
             "batch_first=True.",
             "note"
-            if any(isinstance(one, BATCH_NORMS) and one.running_mean is None for one in model.modules())
+            if any(isinstance(module, BATCH_NORMS) and module.running_mean is None for module in model.modules())
             else "mistake",
         )
 
@@ -296,16 +302,16 @@ def _check_modes(first: FirstBatch) -> Iterator[Finding]:
 
     def note(module: nn.Module, _args: object, output: Any) -> None:
         if first.modes.get(id(module)) and not module.training:
-            outputs.append((module, [one.grad_fn for one in tensors_in(output)]))
+            outputs.append((module, [tensor.grad_fn for tensor in tensors_in(output)]))
 
-    hooks: list[RemovableHandle] = [one.register_forward_hook(note) for one in first.model.modules()]
+    hooks: list[RemovableHandle] = [module.register_forward_hook(note) for module in first.model.modules()]
     try:
         loss = first.repeated()
     finally:
         for hook in hooks:
             hook.remove()
     graph = _graph_of(loss) if outputs else set[Any]()
-    names = {id(one): name or "the model" for name, one in named_layers(first.model)}
+    names = {id(module): name or "the model" for name, module in named_layers(first.model)}
     of_loss = [module for module, nodes in outputs if not graph.isdisjoint(nodes)]  # a metric has no part in the graph
     changed = {names[id(module)]: None for module in of_loss}
     if changed:
@@ -315,7 +321,7 @@ def _check_modes(first: FirstBatch) -> Iterator[Finding]:
             "evaluation mode within it: its dropout is off, and batch norm takes running statistics.",
             "Look for eval() and train(False) in forward() and in the step; frozen parts are put into evaluation mode "
             "once, before the run.",
-            "note" if all(isinstance(one, BATCH_NORMS) for one in of_loss) else "warning",  # which may be meant
+            "note" if all(isinstance(module, BATCH_NORMS) for module in of_loss) else "warning",  # which may be meant
         )
 
 
@@ -353,12 +359,12 @@ def _drawn() -> Tensor:
 def _check_order(first: FirstBatch) -> Iterator[Finding]:
     """Compare the loss with the loss of the same samples in another order, where nothing is random."""
     batch = first.batch
-    if len({len(one) if one.dim() else 0 for one in tensors_in(batch)}) != 1:
+    if len({len(tensor) if tensor.dim() else 0 for tensor in tensors_in(batch)}) != 1:
         return
     with in_evaluation_mode(first.model):
         seed_rng(0)
         before = _drawn()
-        losses = [first.loss_of(one) for one in (batch, with_tensors(batch, flipped), batch)]
+        losses = [first.loss_of(variant) for variant in (batch, with_tensors(batch, flipped), batch)]
         is_random = not torch.equal(before, _drawn())
     if not is_random and losses[0] == losses[2] and abs(losses[1] - losses[0]) > _ORDERED * max(abs(losses[0]), 1e-6):
         yield noticed(
@@ -486,7 +492,7 @@ class _Inputs:
 
     def note(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call."""
-        tensors = [one.detach().clone() for one in tensors_in((args, kwargs)) if one.dim()]
+        tensors = [tensor.detach().clone() for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         self.rows += len(tensors[0]) if tensors else 0
         self.tensors += tensors
 
@@ -511,7 +517,7 @@ def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[F
     key, other = pairs[0]
     before = _inputs_in(first, first.batch)
     is_random = _draws(first)
-    reaches = [_differ(before, _inputs_in(first, _exchanged(first.batch, one))) for one in (key, other)]
+    reaches = [_differ(before, _inputs_in(first, _exchanged(first.batch, index))) for index in (key, other)]
     if before.rows >= _VIEWS * len(numbers[key]) and all(reaches):
         yield noticed(
             "views-are-equal",
@@ -533,7 +539,7 @@ def _draws(first: FirstBatch) -> bool:
     return drawn[0] != drawn[1]
 
 
-def _differ(one: _Inputs, other: _Inputs) -> bool:
-    if len(one.tensors) != len(other.tensors):
+def _differ(before: _Inputs, after: _Inputs) -> bool:
+    if len(before.tensors) != len(after.tensors):
         return True
-    return any(not is_same(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+    return any(not is_same(a, b) for a, b in zip(before.tensors, after.tensors, strict=True))

@@ -47,21 +47,21 @@ def check_callbacks(callbacks: Sequence[Any], planned: PlannedRun, first_loss: f
         planned: What the run is going to do.
         first_loss: The loss of the first batch; None if it is not known.
     """
-    for one in callbacks:
-        if _is(one, "EarlyStoppingCallback"):
-            yield from _check_stopping(one, planned, first_loss)
-        elif _is(one, "ModelEmaCallback"):
-            yield from _check_average(one, planned)
-        elif isinstance(one, StepBasedEvaluationCallback):
-            yield from _never(one, "eval_every_n_steps", one.eval_every_n_steps, planned.updates, "updates")
-        elif isinstance(one, SaveTrainingStateCallback) and not one.save_at_end:
-            yield from _check_saving(one, planned)
+    for callback in callbacks:
+        if _is(callback, "EarlyStoppingCallback"):
+            yield from _check_stopping(callback, planned, first_loss)
+        elif _is(callback, "ModelEmaCallback"):
+            yield from _check_average(callback, planned)
+        elif isinstance(callback, StepBasedEvaluationCallback):
+            yield from _never(callback, "eval_every_n_steps", callback.eval_every_n_steps, planned.updates, "updates")
+        elif isinstance(callback, SaveTrainingStateCallback) and not callback.save_at_end:
+            yield from _check_saving(callback, planned)
     yield from _check_paths(callbacks)
 
 
 def _is(callback: object, name: str) -> bool:
     """Whether it is a callback of pa-callbacks-extra, which need not be installed."""
-    return any(one.__name__ == name and one.__module__.startswith("pa_") for one in type(callback).__mro__)
+    return any(kind.__name__ == name and kind.__module__.startswith("pa_") for kind in type(callback).__mro__)
 
 
 def _check_stopping(callback: Any, planned: PlannedRun, first_loss: float | None) -> Iterator[Finding]:
@@ -132,19 +132,19 @@ def _check_saving(callback: SaveTrainingStateCallback, planned: PlannedRun) -> I
 
 def _check_paths(callbacks: Iterable[Any]) -> Iterator[Finding]:
     paths: dict[Path, object] = {}
-    for one in callbacks:
-        given = getattr(one, "save_path", None)
+    for callback in callbacks:
+        given = getattr(callback, "save_path", None)
         if not isinstance(given, (str, Path)):
             continue
         path = Path(given).absolute()
         if path in paths:
-            names = " and ".join(type(each).__name__ for each in (paths[path], one))
+            names = " and ".join(type(each).__name__ for each in (paths[path], callback))
             yield noticed(
                 "callback-settings",
                 f"{names} both save to {given}, and replace what the other has saved.",
                 "Give each its own save_path.",
             )
-        paths[path] = one
+        paths[path] = callback
 
 
 def check_states(
@@ -164,7 +164,7 @@ def check_states(
         asked: The arguments of ``train``; None for a run whose loop the script has, so that there is no state.
         is_resuming: Whether some of the planned states may be there already.
     """
-    saving = [one for one in callbacks if isinstance(one, SaveTrainingStateCallback)]
+    saving = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     findings: list[Finding] = []
     left_out: list[str] = []
     if not saving:
@@ -173,14 +173,14 @@ def check_states(
         planned = make_plan()
     except Exception as error:
         return findings, [f"training states, as there is no plan: {first_line(error)}"]
-    for one in saving:
-        folder = Path(os.path.realpath(one.save_dir))
+    for callback in saving:
+        folder = Path(os.path.realpath(callback.save_dir))
         disk = existing(folder)
         free, size = shutil.disk_usage(disk).free, planned.memory.saved_state or 0
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".check_", dir=disk)
         except OSError as error:
-            saw = f"{one.save_dir} cannot be written to: {first_line(error)}."
+            saw = f"{callback.save_dir} cannot be written to: {first_line(error)}."
             findings.append(noticed("state-not-saved", saw, "Choose another save_dir."))
             continue
         with temporary as name:
@@ -193,13 +193,15 @@ def check_states(
                 findings += trial.check({**asked})
                 size = trial.size or size
         there = len([state for state in folder.glob("[!.]*/") if is_resuming])
-        findings += _check_disk(one, planned, size, free, there)
+        findings += _check_disk(callback, planned, size, free, there)
     return findings, left_out
 
 
 def _check_disk(save: SaveTrainingStateCallback, planned: Plan, size: int, free: int, there: int) -> Iterator[Finding]:
     most, _ = states_at_once(planned.saves)
-    unchanged = min(size, sum(one.frozen_bytes for one in planned.parameters))  # hard links to those of the first state
+    unchanged = min(
+        size, sum(part.frozen_bytes for part in planned.parameters)
+    )  # hard links to those of the first state
     needed = max(0, most - there) * (size - unchanged) + unchanged * (not there)
     if needed > free:
         yield noticed(
@@ -282,7 +284,7 @@ class _Trial:
             if save.saved is None:  # it ended before
                 return
             state = self._folder / "step_1"
-            self.size = sum(-(-one.stat().st_size // _BLOCK) * _BLOCK for one in state.iterdir())
+            self.size = sum(-(-file.stat().st_size // _BLOCK) * _BLOCK for file in state.iterdir())
             yield from self._check_loading(state, save.saved)
 
     def _check_loading(self, state: Path, saved: dict[str, Any]) -> Iterator[Finding]:
@@ -291,10 +293,10 @@ class _Trial:
             self._trainer.load_training_state(state)
             different += _differences(saved, _state_of(self._trainer))
             of_callbacks: dict[str, Any] = load(state)["callbacks"]
-            for one in self._states:
-                before = copy.deepcopy(one.state_dict())
-                one.load_state_dict(of_callbacks[_name(one)])
-                different += _differences(before, one.state_dict(), type(one).__qualname__)
+            for owner in self._states:
+                before = copy.deepcopy(owner.state_dict())
+                owner.load_state_dict(of_callbacks[_name(owner)])
+                different += _differences(before, owner.state_dict(), type(owner).__qualname__)
         except Exception as error:
             saw = f"Loading a training state that was saved raises {_all_of(error)}"
             yield noticed("state-not-loaded", saw, "Look at its load_state_dict().")
@@ -309,9 +311,9 @@ class _Trial:
 
 def _state_of(trainer: AnyTrainer) -> dict[str, Any]:
     return {
-        "models": {name: one.state_dict() for name, one in trainer.named_models().items()},
-        "optimizers": {name: one.state_dict() for name, one in trainer.named_optimizers().items()},
-        "schedulers": {name: one.state_dict() for name, one in trainer.named_schedulers().items()},
+        "models": {name: model.state_dict() for name, model in trainer.named_models().items()},
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.named_optimizers().items()},
+        "schedulers": {name: scheduler.state_dict() for name, scheduler in trainer.named_schedulers().items()},
     }
 
 
@@ -322,11 +324,11 @@ def stand_ins(callbacks: Sequence[object]) -> list[_HasState]:
         callbacks: The callbacks of the run.
     """
     made: list[_HasState] = []
-    for one in callbacks:
-        if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
-            kind = type(one)
+    for callback in callbacks:
+        if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
+            kind = type(callback)
             named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-            made.append(cast("type[_HasState]", type(kind.__name__, (_HasState,), named))(one))
+            made.append(cast("type[_HasState]", type(kind.__name__, (_HasState,), named))(callback))
     return made
 
 
@@ -354,22 +356,22 @@ def _name(callback: object) -> str:
     return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
-def _differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
+def _differences(saved: Any, other: Any, place: str = "") -> Iterator[str]:
     """Yield where two states differ; what is saved of a tuple is a list."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if not is_same(one, other.to(one.device)):
+    if isinstance(saved, Tensor) and isinstance(other, Tensor):
+        if not is_same(saved, other.to(saved.device)):
             yield place
-    elif isinstance(one, Mapping) and isinstance(other, Mapping):
-        before, after = entries(cast("object", one)), entries(cast("object", other))
+    elif isinstance(saved, Mapping) and isinstance(other, Mapping):
+        before, after = entries(cast("object", saved)), entries(cast("object", other))
         for key, value in before.items():
             yield from _differences(value, after.get(key), f"{place}.{key}" if place else str(key))
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        parts, others = list(cast("Sequence[Any]", one)), list(cast("Sequence[Any]", other))
+    elif isinstance(saved, (list, tuple)) and isinstance(other, (list, tuple)):
+        parts, others = list(cast("Sequence[Any]", saved)), list(cast("Sequence[Any]", other))
         if len(parts) != len(others):
             yield place
         for number, (part, counterpart) in enumerate(zip(parts, others, strict=False)):
             yield from _differences(part, counterpart, f"{place}.{number}")
-    elif repr(cast("object", one)) != repr(cast("object", other)):
+    elif repr(cast("object", saved)) != repr(cast("object", other)):
         yield place
 
 

@@ -103,8 +103,10 @@ class FunctionCalls(TorchFunctionMode):
         arguments = given.arguments
         if not all(isinstance(arguments[name], Tensor) for name in ("input", "target") if name in arguments):
             return None
-        made = {key: made_by(one) for key, one in arguments.items() if isinstance(one, Tensor) and one.requires_grad}
-        plain = {key: one.detach() if isinstance(one, Tensor) else one for key, one in arguments.items()}
+        made = {
+            key: made_by(value) for key, value in arguments.items() if isinstance(value, Tensor) and value.requires_grad
+        }
+        plain = {key: value.detach() if isinstance(value, Tensor) else value for key, value in arguments.items()}
         self._calls.append(FunctionCall(self._names[func], plain, made))
         return self._calls[-1]
 

@@ -106,9 +106,9 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
             job = Job(trainer, asked, train)
             findings += _check_parts(trainer, given)
             findings += _check_data(job)
-            for name, one in evaluated.items():
-                samples[name] = Samples(one)
-                found = list(check_evaluation_samples(train, samples[name], data, one))
+            for name, dataset in evaluated.items():
+                samples[name] = Samples(dataset)
+                found = list(check_evaluation_samples(train, samples[name], data, dataset))
                 found += () if found else check_sets(train, samples[name])
                 # the training samples may be one of several sets
                 findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
@@ -122,18 +122,20 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         findings += check_batch_norm(in_training, job.batch_size, job.smallest_batch)
     findings += steps.check()
     findings += _check_lengths(trainer, steps)
-    findings = [replace(one, level="note") if _may_be_meant(one, job, steps) else one for one in findings]
+    findings = [
+        replace(finding, level="note") if _may_be_meant(finding, job, steps) else finding for finding in findings
+    ]
     left_out += steps.left_out
     findings += _check_targets(job, steps)
     if steps.error is None and not any(finding.name.endswith("not-finite") for finding in findings):
         findings += _check_learning(job, left_out, is_scheduled=given["create_scheduler_fn"] is not None)
-        for one in samples.values():
-            if one.dataset is None:
+        for drawn in samples.values():
+            if drawn.dataset is None:
                 left_out.append("the evaluation, as its data has no positions.")
                 continue
             is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
             inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
-            findings += check_evaluation(job, one, inputs, is_random=is_random)
+            findings += check_evaluation(job, drawn, inputs, is_random=is_random)
     callbacks = trainer.callback_handler.callbacks if steps.error is None else []
     of_states, missing = check_states(
         trainer,

@@ -88,8 +88,8 @@ def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, 
             # a collate_fn may mask tokens at random
             "note" if has_own_step or not are_same else "mistake",
         )
-    for one, other in zip(train_inputs, inputs, strict=False):
-        yield from _check_scale(one, other)
+    for trained, other in zip(train_inputs, inputs, strict=False):
+        yield from _check_scale(trained, other)
 
 
 def _check_metrics(job: Job, samples: Samples, some: Dataset[Any], before: dict[str, float]) -> Iterator[Finding]:
@@ -125,9 +125,10 @@ def _noise(tensor: Tensor) -> Tensor:
     return 10 * torch.randn_like(tensor) if tensor.is_floating_point() else tensor
 
 
-def _agree(one: dict[str, float], other: dict[str, float]) -> bool:
+def _agree(metrics: dict[str, float], other: dict[str, float]) -> bool:
     return all(
-        math.isnan(value) or math.isclose(value, other.get(name, math.nan), rel_tol=1e-6) for name, value in one.items()
+        math.isnan(value) or math.isclose(value, other.get(name, math.nan), rel_tol=1e-6)
+        for name, value in metrics.items()
     )
 
 

@@ -48,8 +48,12 @@ def check_fetching(job: Job) -> Iterator[Finding]:
 def _numbers(sample: Any) -> list[Tensor]:
     """Return the tensors and arrays of a sample, which share the memory of the sample."""
     parts = cast("list[Any]", sample) if isinstance(sample, (list, tuple)) else [sample]
-    arrays: list[Tensor] = [torch.as_tensor(one) for one in parts if hasattr(one, "__array_interface__") and one.ndim]
-    return [one for one in (*tensors_in(sample), *arrays) if one.numel() >= _NUMBERS and one.is_floating_point()]
+    arrays: list[Tensor] = [
+        torch.as_tensor(part) for part in parts if hasattr(part, "__array_interface__") and part.ndim
+    ]
+    return [
+        tensor for tensor in (*tensors_in(sample), *arrays) if tensor.numel() >= _NUMBERS and tensor.is_floating_point()
+    ]
 
 
 def _fetched(dataset: Any, position: int, seed: int) -> list[Tensor]:
@@ -61,10 +65,12 @@ def _check_stored(dataset: Any) -> Iterator[Finding]:
     """Fetch samples again with the same random numbers: if they change each time, the stored data do."""
     for position in range(_POSITIONS):
         kept = _fetched(dataset, position, 1)
-        once = [one.clone() for one in kept]
-        twice = [one.clone() for one in _fetched(dataset, position, 1)]
+        once = [tensor.clone() for tensor in kept]
+        twice = [tensor.clone() for tensor in _fetched(dataset, position, 1)]
         thrice = _fetched(dataset, position, 1)
-        shared = any(bool((one != now).any()) for one, now in zip(once, kept, strict=True) if one.shape == now.shape)
+        shared = any(
+            bool((before != now).any()) for before, now in zip(once, kept, strict=True) if before.shape == now.shape
+        )
         if shared or any(map(_goes_on, once, twice, thrice)):
             yield noticed(
                 "stored-data-change",
@@ -106,7 +112,7 @@ def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
         middle = (low + high) // 2
         low, high = (middle, high) if exists(middle) else (low, middle)
     in_batches = length > 1 and length in {high // batch_size, -(-high // batch_size)}
-    shapes = [[one.shape for one in tensors_in(dataset[position])] for position in (0, high - 1)]
+    shapes = [[tensor.shape for tensor in tensors_in(dataset[position])] for position in (0, high - 1)]
     if shapes[0] == shapes[1] and (in_batches or high >= _LONGER * length):
         yield noticed(
             "samples-never-used",
@@ -131,7 +137,7 @@ def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Findi
         )
         return
     drawn: list[Any] = list(islice(iter(sampler), _DRAWS))
-    if not all(isinstance(one, int) for one in drawn):
+    if not all(isinstance(position, int) for position in drawn):
         return
     distinct = len(set(drawn))
     if len(drawn) >= size / 2 and distinct < _FEW_DISTINCT * size:
@@ -152,15 +158,17 @@ def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | No
         batch, *singles = (tensors_in(collate_fn(some)) for some in (train.samples[:_NUMBERS], *_one_by_one(train)))
     except Exception:  # of one that needs batches of a size
         return
-    sizes = {len(one) if one.dim() else 0 for one in batch}
-    if len(batch) < _POSITIONS or sizes != {_NUMBERS} or any(len(one) != len(batch) for one in singles):
+    sizes = {len(tensor) if tensor.dim() else 0 for tensor in batch}
+    if len(batch) < _POSITIONS or sizes != {_NUMBERS} or any(len(single) != len(batch) for single in singles):
         return
     rows: list[list[bool]] = [[], []]
     for number, parts in ((0, (0,)), (1, (0, -1))):
         for row in range(_NUMBERS):
-            same = (all(_begins_alike(batch[part][row], one[part][0]) for part in parts) for one in singles)
+            same = (all(_begins_alike(batch[part][row], single[part][0]) for part in parts) for single in singles)
             rows[number].append(any(same))
-    have_targets = all(any(_begins_alike(batch[-1][row], one[-1][0]) for one in singles) for row in range(_NUMBERS))
+    have_targets = all(
+        any(_begins_alike(batch[-1][row], single[-1][0]) for single in singles) for row in range(_NUMBERS)
+    )
     if all(rows[0]) and have_targets and not all(rows[1]):
         yield noticed(
             "batches-mix-samples",
@@ -171,7 +179,7 @@ def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | No
 
 
 def _one_by_one(train: Samples) -> list[list[Any]]:
-    return [[one] for one in train.samples[:_NUMBERS]]
+    return [[sample] for sample in train.samples[:_NUMBERS]]
 
 
 def _begins_alike(row: Tensor, single: Tensor) -> bool:
@@ -200,9 +208,9 @@ def _check_draws(dataset: Any) -> Iterator[Finding]:
         return
     second = _fetched(dataset, 0, 2)
     has_stored = any(
-        isinstance(one, Sized) and not isinstance(one, (str, Mapping)) and len(one) >= len(dataset)
-        for one in cast("dict[str, object]", getattr(dataset, "__dict__", {})).values()
-        if not isinstance(one, Tensor) or one.dim()
+        isinstance(value, Sized) and not isinstance(value, (str, Mapping)) and len(value) >= len(dataset)
+        for value in cast("dict[str, object]", getattr(dataset, "__dict__", {})).values()
+        if not isinstance(value, Tensor) or value.dim()
     )
     if has_stored and len(first) == len(second) and all(map(torch.equal, first, second)):
         yield noticed(

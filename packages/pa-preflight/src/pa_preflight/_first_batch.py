@@ -78,7 +78,7 @@ class FirstBatch:
     @property
     def inputs(self) -> list[Tensor]:
         """What the model was called with."""
-        return [one for call in self.model_calls for one in call.inputs]
+        return [tensor for call in self.model_calls for tensor in call.inputs]
 
     @property
     def call(self) -> ModelCall | None:
@@ -88,7 +88,7 @@ class FirstBatch:
         (call,) = self.model_calls
         if call.output is None or not call.inputs or not call.output.dim():
             return None
-        rows = {len(one) for one in (*call.inputs, call.output)}
+        rows = {len(tensor) for tensor in (*call.inputs, call.output)}
         return call if len(rows) == 1 and max(rows) <= self.job.batch_size else None
 
 
@@ -113,7 +113,7 @@ class Forward:
         with in_evaluation_mode(self.model), torch.no_grad():
             seed_rng(0)
             args, kwargs = with_tensors((self.call.args, self.call.kwargs), change)
-            return [one for one in tensors_in(self.model(*args, **kwargs)) if one.is_floating_point()]
+            return [tensor for tensor in tensors_in(self.model(*args, **kwargs)) if tensor.is_floating_point()]
 
 
 @contextmanager

@@ -119,11 +119,13 @@ def check_learning(job: Job, *, is_scheduled: bool) -> Iterator[Finding]:
     )
     with job.undone(noted, data=job.train.dataset):
         _train_shortly(job, subset(job.train.dataset, size), _UPDATES)
-    losses = [float(one) for one in noted.losses]
+    losses = [float(loss) for loss in noted.losses]
     if len(losses) < 10:  # noqa: PLR2004  # too slow to tell
         return
     first, last = losses[0], sorted(losses[-10:])[4]
-    rates = [float(group["lr"]) for one in trainer.named_optimizers().values() for group in one.param_groups]
+    rates = [
+        float(group["lr"]) for optimizer in trainer.named_optimizers().values() for group in optimizer.param_groups
+    ]
     fall = first - last
     are_finite = all(map(math.isfinite, losses))
     if are_finite and abs(first) < _LEARNT:
@@ -164,8 +166,8 @@ def _is_other_in_evaluation(first: float, last: float, noted: _Losses) -> bool:
 
 def _has_slow_norms(model: nn.Module) -> bool:
     """Whether running statistics need more batches than these."""
-    norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS)]
-    return any(one.momentum is None or one.momentum < _USUAL_MOMENTUM for one in norms)
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    return any(module.momentum is None or module.momentum < _USUAL_MOMENTUM for module in norms)
 
 
 def dependence(inputs: Tensor, targets: Tensor) -> float:
@@ -213,7 +215,7 @@ def _table_of_targets(targets: Tensor) -> Tensor | None:
     values = sorted(set(map(int, targets))) if targets.dim() == 1 else []
     if not 1 < len(values) <= _CLASSES:
         return None
-    return torch.stack([targets == one for one in values], dim=1)
+    return torch.stack([targets == value for value in values], dim=1)
 
 
 def _table_of_inputs(inputs: Tensor) -> Tensor | None:
@@ -243,9 +245,9 @@ def check_rows(rows: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Finding]:
     """
     if len({(inputs.shape[1:], targets.shape[1:], targets.dtype) for inputs, targets in rows}) != 1:
         return
-    targets = torch.cat([one for _, one in rows])
+    targets = torch.cat([targets for _, targets in rows])
     is_fixed = len(rows) > 1 and torch.equal(rows[0][1], rows[1][1])  # such as the positions in a batch
-    if len(targets) >= _FEWEST and not is_fixed and _are_unrelated(torch.cat([one for one, _ in rows]), targets):
+    if len(targets) >= _FEWEST and not is_fixed and _are_unrelated(torch.cat([inputs for inputs, _ in rows]), targets):
         yield noticed(
             "targets-unrelated-to-inputs",
             f"In {len(targets)} samples of the first steps, what the loss compares outputs with is independent of what "
@@ -288,7 +290,7 @@ def check_relation(job: Job) -> Iterator[Finding]:
         _train_shortly(job, Subset(train.dataset, rest), -(-_MORE_UPDATES * job.batch_size // len(rest)))
         shift = max(1, len(held) // (_ROLLS + 1))
         pairs = [_OtherTargets(train.dataset, held, number * shift) for number in range(_ROLLS + 1)]
-        losses = [job.evaluate(train, one)["evaluation_loss"] for one in pairs]
+        losses = [job.evaluate(train, pair)["evaluation_loss"] for pair in pairs]
     own, others = losses[0], torch.tensor(losses[1:], dtype=torch.float64)
     if own > float(others.mean() - _BETTER * others.std()):
         yield noticed(

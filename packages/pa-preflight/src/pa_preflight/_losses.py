@@ -93,8 +93,8 @@ def _check_distance(call: FunctionCall) -> Iterator[Finding]:
 def _is_crossed(outputs: Tensor, targets: Tensor) -> bool:
     """Whether each output is compared with several targets, and each target with several outputs."""
     sizes = [*zip_longest(reversed(outputs.shape), reversed(targets.shape), fillvalue=1)]
-    fit = all(one == other or 1 in (one, other) for one, other in sizes)
-    return not fit or (any(one < other for one, other in sizes) and any(other < one for one, other in sizes))
+    fit = all(size == other or 1 in (size, other) for size, other in sizes)
+    return not fit or (any(size < other for size, other in sizes) and any(other < size for size, other in sizes))
 
 
 def _check_binary(call: FunctionCall) -> Iterator[Finding]:
@@ -268,7 +268,7 @@ def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[F
         targets: The targets of many samples; None where they are not known.
     """
     for call in calls:
-        if call.value is not None and all(bool(one.isfinite().all()) for one in _floats(call)):
+        if call.value is not None and all(bool(tensor.isfinite().all()) for tensor in _floats(call)):
             for check in _CHECKS.get(call.name, ()):
                 yield from check(call)
             yield from _check_weights(call, targets)
@@ -276,7 +276,7 @@ def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[F
 
 def _floats(call: FunctionCall) -> list[Tensor]:
     given = call.arguments.values()
-    return [one for one in given if isinstance(one, Tensor) and one.numel() and one.is_floating_point()]
+    return [tensor for tensor in given if isinstance(tensor, Tensor) and tensor.numel() and tensor.is_floating_point()]
 
 
 def _check_log_probabilities(call: FunctionCall) -> Iterator[Finding]:
@@ -346,13 +346,13 @@ def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
 
 def _check_triplets(call: FunctionCall) -> Iterator[Finding]:
     anchor, positive, negative = (call.arguments[name] for name in ("anchor", "positive", "negative"))
-    for name, one, other in (
+    for name, first, other in (
         ("anchor and positive", anchor, positive),
         ("anchor and negative", anchor, negative),
         ("positive and negative", positive, negative),
     ):
-        if one.shape == other.shape and len(one) > 1 and bool((one == other).all()):
-            saw = f"{name.capitalize()} of all {len(one)} triplets are equal."
+        if first.shape == other.shape and len(first) > 1 and bool((first == other).all()):
+            saw = f"{name.capitalize()} of all {len(first)} triplets are equal."
             do = "Look at how triplets are made, and at what the model is called with."
             yield noticed("triplets-of-equals", saw, do)
 
@@ -477,7 +477,7 @@ def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator
 
 
 def _shown(numbers: Tensor) -> str:
-    first = ", ".join(f"{one:.3g}" for one in map(float, numbers[:4]))
+    first = ", ".join(f"{number:.3g}" for number in map(float, numbers[:4]))
     return f"{first}, ..." if len(numbers) > 4 else first  # noqa: PLR2004  # as shown
 
 

@@ -69,15 +69,15 @@ def trace_update(trainer: Trainer[Any, Any, Any, Any], batch: Any) -> TracedUpda
 def _trace(trainer: Trainer[Any, Any, Any, Any], batch: Any, mode: FakeMode, values: _Values) -> TracedUpdate:
     optimizers = [*trainer.named_optimizers().values()]
     models = [*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func, *vars(trainer).values()]
-    modules = {id(one): one for model in models if isinstance(model, nn.Module) for one in model.modules()}
+    modules = {id(module): module for model in models if isinstance(model, nn.Module) for module in model.modules()}
     fakes, live = _Fakes(mode), _LiveStorages()
     with _kept([*modules.values(), *optimizers, trainer]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fakes.put_into(modules.values(), optimizers)
         live.add(fakes.made)
         with mode, watching(live.note, values.answer):
-            for one in fakes.parameters:
-                one.grad = torch.zeros_like(one) if one.requires_grad else None
+            for parameter in fakes.parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             _step(trainer, values)
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -193,7 +193,8 @@ class _Fakes:
         for optimizer in optimizers:
             optimizer.state = defaultdict(dict)
             optimizer.param_groups = [
-                {**group, "params": [self.of(one) for one in group["params"]]} for group in optimizer.param_groups
+                {**group, "params": [self.of(parameter) for parameter in group["params"]]}
+                for group in optimizer.param_groups
             ]
             self.parameters += parameters_of([optimizer])
 
@@ -211,7 +212,7 @@ class _LiveStorages:
             self._add(result[-1], _bytes_of_lstm(args))
         elif str(operation) == _LSTM_BACKWARD:
             _, *weights, _hidden, _cells, states = args[:8]  # oneDNN puts gates, states and weights into other orders
-            self._rise(6 * states.nbytes + 2 * sum(one.nbytes for one in weights))
+            self._rise(6 * states.nbytes + 2 * sum(weight.nbytes for weight in weights))
         self.add(tensors_in((*args, result)))
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -250,7 +251,7 @@ def _bytes_of_lstm(args: Sequence[Any]) -> int:
 
     def kept(steps: int) -> int:
         with with_values():
-            tensors = [torch.zeros(one.shape, dtype=one.dtype) for one in args[:7]]
+            tensors = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in args[:7]]
             tensors[0] = torch.zeros(steps, *args[0].shape[1:], dtype=args[0].dtype)
             result = torch.ops.aten.mkldnn_rnn_layer(*tensors, *args[7:])
             return int(result[-1].nbytes)
@@ -263,7 +264,7 @@ def _bytes_of_lstm(args: Sequence[Any]) -> int:
 @contextmanager
 def _kept(owners: Iterable[object]) -> Generator[None]:
     """Restore the attributes of objects, and what their lists, dictionaries and sets have, such as parameters."""
-    kept = [(one, dict(vars(one)), [*_contents(vars(one).values())]) for one in owners]
+    kept = [(owner, dict(vars(owner)), [*_contents(vars(owner).values())]) for owner in owners]
     try:
         yield
     finally:

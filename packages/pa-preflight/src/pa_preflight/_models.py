@@ -59,11 +59,11 @@ def check_model(
         modules: What else the trainer has, such as a loss function.
         optimizers: By name.
     """
-    groups: list[dict[str, Any]] = [group for one in optimizers.values() for group in one.param_groups]
+    groups: list[dict[str, Any]] = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     trained = set(map(id, parameters_of(optimizers.values())))
     names = dict(model.named_parameters())
-    left_out = [name for name, one in names.items() if one.requires_grad and id(one) not in trained]
-    if left_out and len(left_out) == sum(one.requires_grad for one in names.values()):
+    left_out = [name for name, parameter in names.items() if parameter.requires_grad and id(parameter) not in trained]
+    if left_out and len(left_out) == sum(parameter.requires_grad for parameter in names.values()):
         yield noticed(
             "optimizer-of-another-model",
             f"The optimizer has {len(trained)} parameters, and none of them is one of the model's.",
@@ -75,14 +75,14 @@ def check_model(
             f"{they_are(left_out)} not frozen, and in no optimizer: they keep their first values.",
             "Make the optimizer after the last layer was put in place, or freeze them with requires_grad_(False).",
         )
-    frozen = [name for name, one in names.items() if not one.requires_grad and id(one) in trained]
+    frozen = [name for name, parameter in names.items() if not parameter.requires_grad and id(parameter) in trained]
     if frozen:
         yield noticed(
             "frozen-in-optimizer",
             f"{they_are(frozen)} frozen, and in an optimizer.",
             "If they are to be trained, call requires_grad_(True).",
         )
-    half = [name for name, one in names.items() if one.requires_grad and one.dtype in _HALF]
+    half = [name for name, parameter in names.items() if parameter.requires_grad and parameter.dtype in _HALF]
     if half:
         yield noticed(
             "half-precision-weights",
@@ -90,11 +90,11 @@ def check_model(
             "hundredth of them, or a thousandth with float16.",
             'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
         )
-    norms = [module for one in (model, *modules) for module in one.modules() if isinstance(module, _NORMS)]
-    without_decay = {id(one) for module in norms for one in module.parameters(recurse=False)}
-    without_decay |= {id(one) for name, one in names.items() if name.endswith("bias")}
+    norms = [module for root in (model, *modules) for module in root.modules() if isinstance(module, _NORMS)]
+    without_decay = {id(parameter) for module in norms for parameter in module.parameters(recurse=False)}
+    without_decay |= {id(parameter) for name, parameter in names.items() if name.endswith("bias")}
     decayed = [group for group in groups if float(group.get("weight_decay", 0)) > _USUAL_DECAY]
-    if any(id(one) in without_decay for group in decayed for one in group["params"]):
+    if any(id(parameter) in without_decay for group in decayed for parameter in group["params"]):
         yield noticed(
             "weight-decay-on-norms",
             f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
@@ -160,7 +160,7 @@ def check_gradients(
         without_gradient: The identities of parameters without one.
         may_be_left_out: Whether batches choose if they use a parameter of this name; by default none may be.
     """
-    names = [name for name, one in model.named_parameters() if id(one) in without_gradient]
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in without_gradient]
     unexplained = [name for name in names if not may_be_left_out(name)]
     holders = [_holder_of_unused(model, name, without_gradient) for name in unexplained]
     if names:
@@ -177,7 +177,7 @@ def _holder_of_unused(model: nn.Module, name: str, without_gradient: set[int]) -
     while name:
         name = name.rpartition(".")[0]
         holder = model.get_submodule(name)
-        if any(id(one) not in without_gradient for one in holder.parameters()):
+        if any(id(parameter) not in without_gradient for parameter in holder.parameters()):
             return holder
     return model
 
@@ -231,7 +231,7 @@ def modules_of(holder: object) -> list[nn.Module]:
     Args:
         holder: The trainer.
     """
-    return [one for one in cast("dict[str, object]", vars(holder)).values() if isinstance(one, nn.Module)]
+    return [value for value in cast("dict[str, object]", vars(holder)).values() if isinstance(value, nn.Module)]
 
 
 def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -260,7 +260,9 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
     """Attributes that look like requires_grad, and that nobody reads."""
     for name, module in named_layers(model):
         held = cast("dict[str, object]", vars(module))
-        replaced = [one for one in ("requires_grad_", "train", "eval") if one in held and not callable(held[one])]
+        replaced = [
+            method for method in ("requires_grad_", "train", "eval") if method in held and not callable(held[method])
+        ]
         for flag in ["requires_grad"] * ("requires_grad" in held) + replaced:
             yield noticed(
                 "flag-without-effect",
@@ -304,12 +306,12 @@ def _check_dropout(model: nn.Module) -> Iterator[Finding]:
 def _check_repeated(model: nn.Module) -> Iterator[Finding]:
     for name, module in named_layers(model):
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            layers = [one for one in module if any(True for _ in one.parameters())]
-            if len({id(one) for one in layers}) < len(layers):
+            layers = [layer for layer in module if any(True for _ in layer.parameters())]
+            if len({id(layer) for layer in layers}) < len(layers):
                 yield noticed(
                     "layer-repeated",
                     f"{name or 'The model'} has {len(layers)} layers with weights, and only "
-                    f"{len({id(one) for one in layers})} different ones: the others are the same layers again.",
+                    f"{len({id(layer) for layer in layers})} different ones: the others are the same layers again.",
                     "Make a new layer each time, [make() for _ in range(n)] instead of [layer] * n.",
                 )
                 return
@@ -321,11 +323,11 @@ def batches_of_norms(model: nn.Module) -> dict[str, int]:
     Args:
         model: The model.
     """
-    norms = {name: one for name, one in named_layers(model) if isinstance(one, BATCH_NORMS) and one.affine}
+    norms = {name: norm for name, norm in named_layers(model) if isinstance(norm, BATCH_NORMS) and norm.affine}
     return {
-        name: int(one.num_batches_tracked)
-        for name, one in norms.items()
-        if one.num_batches_tracked is not None and not any(own.requires_grad for own in one.parameters())
+        name: int(norm.num_batches_tracked)
+        for name, norm in norms.items()
+        if norm.num_batches_tracked is not None and not any(own.requires_grad for own in norm.parameters())
     }
 
 
@@ -347,10 +349,10 @@ def check_frozen_norms(model: nn.Module, before: Mapping[str, int]) -> Iterator[
 
 @torch.no_grad()
 def _check_values(model: nn.Module) -> Iterator[Finding]:
-    for name, one in model.named_parameters():
-        if not one.is_floating_point() or not one.numel() or one.is_meta:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or not parameter.numel() or parameter.is_meta:
             continue
-        largest = float(one.detach().abs().max())
+        largest = float(parameter.detach().abs().max())
         if not largest < _MOST_WEIGHT:
             yield noticed(
                 "weights-not-initialised",
@@ -369,8 +371,8 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     alike = [
         name
-        for name, one in named_layers(model)
-        if isinstance(one, layers) and one.weight.requires_grad and len(one.weight) > 1 and _are_alike(one)
+        for name, module in named_layers(model)
+        if isinstance(module, layers) and module.weight.requires_grad and len(module.weight) > 1 and _are_alike(module)
     ]
     if alike:
         yield noticed(
@@ -397,11 +399,11 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
         model: The model, before the run.
         updates: The batches of the run.
     """
-    for name, one in named_layers(model):
-        if not isinstance(one, BATCH_NORMS) or one.running_mean is None or one.momentum is None:
+    for name, module in named_layers(model):
+        if not isinstance(module, BATCH_NORMS) or module.running_mean is None or module.momentum is None:
             continue
-        momentum, left = float(one.momentum), (1 - float(one.momentum)) ** updates
-        is_initial = not bool(one.running_mean.any())
+        momentum, left = float(module.momentum), (1 - float(module.momentum)) ** updates
+        is_initial = not bool(module.running_mean.any())
         if is_initial and momentum < _USUAL_MOMENTUM and left > _INITIAL_LEFT:
             saw = (
                 f"{name or 'The model'} has momentum={momentum:g}: after the {updates} batches of the run, "
@@ -423,13 +425,13 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
 
 def _check_registered(model: nn.Module) -> Iterator[Finding]:
     """Modules with weights that are held in lists and dicts, so that the model does not know them."""
-    known = {id(one) for one in model.modules()}
+    known = {id(module) for module in model.modules()}
     for name, module in named_layers(model):
         for key, value in vars(module).items():
             if key in _OF_MODULES:
                 continue
-            hidden = [one for one in _inside(value) if id(one) not in known]
-            if any(own.requires_grad for one in hidden for own in one.parameters()):
+            hidden = [module for module in _inside(value) if id(module) not in known]
+            if any(own.requires_grad for module in hidden for own in module.parameters()):
                 yield noticed(
                     "layers-not-registered",
                     f"{'.'.join(filter(None, (name, key)))} has modules in a {type(value).__name__}, where the model "
@@ -441,8 +443,8 @@ def _check_registered(model: nn.Module) -> Iterator[Finding]:
 
 def _inside(value: object) -> Iterator[nn.Module]:
     if isinstance(value, Mapping):
-        yield from (one for part in cast("Mapping[Any, object]", value).values() for one in _inside(part))
+        yield from (module for part in cast("Mapping[Any, object]", value).values() for module in _inside(part))
     elif isinstance(value, (list, tuple, set)):
-        yield from (one for part in cast("list[object]", value) for one in _inside(part))
+        yield from (module for part in cast("list[object]", value) for module in _inside(part))
     elif isinstance(value, nn.Module):
         yield value

@@ -54,11 +54,11 @@ def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) 
         optimizers: By name.
         has_schedulers: Whether the run has schedulers.
     """
-    groups = [(one, group) for one in optimizers.values() for group in one.param_groups]
+    groups = [(optimizer, group) for optimizer in optimizers.values() for group in optimizer.param_groups]
     for optimizer, group in groups:
         yield from _check_names(optimizer, group)
         yield from _check_values(optimizer, group)
-    if not has_schedulers and any("initial_lr" in group and not one.state for one, group in groups):
+    if not has_schedulers and any("initial_lr" in group and not optimizer.state for optimizer, group in groups):
         yield noticed(
             "scheduler-not-given",
             "A scheduler was made for the optimizer, and the run has none: the learning rate stays as it is.",
@@ -121,7 +121,7 @@ class Movement:
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self._of_group: dict[tuple[str, int], float] = {}
         self._is_known, self._norms = True, list[float]()
-        self._names = {id(one): name for name, one in optimizers.items()}
+        self._names = {id(optimizer): name for name, optimizer in optimizers.items()}
 
     def note(self, optimizer: Optimizer) -> None:
         """Look at gradients before an update.
@@ -130,12 +130,14 @@ class Movement:
             optimizer: What makes the update.
         """
         name = self._names.get(id(optimizer), "")
-        gradients = [one.grad for one in parameters_of([optimizer]) if one.grad is not None]
-        self._norms.append(math.sqrt(sum(_norm(one) ** 2 for one in gradients)))
+        gradients = [parameter.grad for parameter in parameters_of([optimizer]) if parameter.grad is not None]
+        self._norms.append(math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients)))
         for number, group in enumerate(optimizer.param_groups):
-            reaches = [_reach(optimizer, group, one) for one in group["params"] if one.grad is not None]
+            reaches = [
+                _reach(optimizer, group, parameter) for parameter in group["params"] if parameter.grad is not None
+            ]
             self._is_known &= None not in reaches
-            known = [one for one in reaches if one is not None]
+            known = [reach for reach in reaches if reach is not None]
             key = name, number
             self._of_group[key] = max([self._of_group.get(key, 0.0), *known])
 
@@ -149,14 +151,14 @@ class Movement:
         """
         if not self._is_known or not self._of_group or planned.updates < _FEWEST or not planned.rates:
             return
-        sums = {(one.optimizer, one.group): _sum_of(one.course, planned.updates) for one in planned.rates}
+        sums = {(group.optimizer, group.group): _sum_of(group.course, planned.updates) for group in planned.rates}
         if not self._of_group.keys() <= sums.keys() or not any(sums.values()):
             return
         moved = max(reach * sums[key] for key, reach in self._of_group.items())
         is_clipped = clip_norm is not None and min(self._norms) > _BITES * clip_norm
         if 0 < moved < (_CLIPPED if is_clipped else _STILL):
-            clip = next((f" and clipped to {one:g}" for one in (clip_norm, clip_value) if one is not None), "")
-            highest = max(point.rate for one in planned.rates for point in one.course)
+            clip = next((f" and clipped to {limit:g}" for limit in (clip_norm, clip_value) if limit is not None), "")
+            highest = max(point.rate for group in planned.rates for point in group.course)
             yield noticed(
                 "weights-barely-move",
                 f"At learning rates of up to {highest:.3g}, with gradients as in the first updates{clip}, all "
@@ -176,7 +178,7 @@ def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
     known = list(points)
     spans = pairwise(known)
     covered = known[-1].update - known[0].update
-    total = sum((other.update - one.update) * (one.rate + other.rate) / 2 for one, other in spans)
+    total = sum((other.update - point.update) * (point.rate + other.rate) / 2 for point, other in spans)
     return total * updates / covered if covered else known[-1].rate * updates
 
 
@@ -202,15 +204,15 @@ def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterat
         optimizers: By name, when gradients are there.
         model: The model, whose names are shown.
     """
-    names = {id(one): name for name, one in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             decay = float(group.get("weight_decay", 0.0))
-            pulled = [one for one in group["params"] if one.dim() > 1 and one.grad is not None]
+            pulled = [parameter for parameter in group["params"] if parameter.dim() > 1 and parameter.grad is not None]
             if not decay or not pulled:
                 continue
             is_decoupled = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
-            pulls = {id(one): decay * _pull(one, is_decoupled=is_decoupled) for one in pulled}
+            pulls = {id(parameter): decay * _pull(parameter, is_decoupled=is_decoupled) for parameter in pulled}
             if min(pulls.values()) > (_PULL if is_decoupled else 1 / _PULL):
                 strongest = max(pulls, key=pulls.__getitem__)
                 yield noticed(
@@ -239,7 +241,7 @@ def check_loss_weights(loss: object, optimizers: Mapping[str, Optimizer]) -> Ite
     """
     trained = set(map(id, parameters_of(optimizers.values())))
     parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
-    left_out = [name for name, one in parameters if one.requires_grad and id(one) not in trained]
+    left_out = [name for name, parameter in parameters if parameter.requires_grad and id(parameter) not in trained]
     if left_out:
         yield noticed(
             "parameters-outside-optimizer",
@@ -263,8 +265,8 @@ def check_schedules(planned: PlannedRun) -> Iterator[Finding]:
         if found is not None:
             yield found
             return
-    for one in planned.schedulers.values():
-        yield from _check_length(one, planned)
+    for schedule in planned.schedulers.values():
+        yield from _check_length(schedule, planned)
 
 
 def _check_course(course: PlannedRates, planned: PlannedRun) -> Iterator[Finding]:

@@ -78,7 +78,7 @@ def check_dependence(first: FirstBatch) -> Iterator[Finding]:
         )
         return
     yield from _check_future(
-        forward, outputs[0], [one.targets for one in first.loss_calls] + tensors_in(first.batch)[1:]
+        forward, outputs[0], [call.targets for call in first.loss_calls] + tensors_in(first.batch)[1:]
     )
     yield from _check_ignored(forward, outputs)
     yield from _check_padding(forward, outputs[0])
@@ -91,11 +91,11 @@ def _is_shuffled(job: Job) -> bool:
     return is_set and job.asked["order"] is None and job.options.get("shuffle") is not False
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
+def _difference(before: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest number."""
-    if one.shape != other.shape or not one.numel():
+    if before.shape != other.shape or not before.numel():
         return 0.0
-    parts = zip(_parts(one), _parts(other), strict=True)
+    parts = zip(_parts(before), _parts(other), strict=True)
     largest = torch.stack([torch.stack([(a - b).abs().max(), a.abs().max()]) for a, b in parts]).amax(0)
     return float((largest[0] / largest[1].clamp(min=1e-12)).nan_to_num())
 
@@ -113,11 +113,11 @@ def _sequence(forward: Forward) -> Tensor | None:
     return first if first.dim() > 1 and first.shape[1] >= _FEW else None
 
 
-def _replaced(one: Tensor, start: int, stop: int) -> Callable[[Tensor], Tensor]:
+def _replaced(original: Tensor, start: int, stop: int) -> Callable[[Tensor], Tensor]:
     """Return what gives one of the inputs the values that the sample before has at some positions."""
 
     def change(tensor: Tensor) -> Tensor:
-        if tensor is not one:
+        if tensor is not original:
             return tensor.clone()
         changed = tensor.clone()
         changed[:, start:stop] = tensor.roll(1, 0)[:, start:stop]
@@ -131,12 +131,12 @@ def _check_future(forward: Forward, outputs: Tensor, targets: list[Tensor]) -> I
     inputs = _sequence(forward)
     if inputs is None:
         return
-    shifts = [_shift_of(inputs, one) for one in targets]
+    shifts = [_shift_of(inputs, tensor) for tensor in targets]
     if not any(shift is not None for shift in shifts):
         return
     middle = inputs.shape[1] // 2
     changed = forward.outputs(_replaced(inputs, middle, inputs.shape[1]))[0]
-    before = [_before(one, inputs.shape, middle) for one in (outputs, changed)]
+    before = [_before(tensor, inputs.shape, middle) for tensor in (outputs, changed)]
     if before[0] is None or before[1] is None:
         return
     sees_later = _difference(before[0], before[1]) > _CLOSE
@@ -179,7 +179,7 @@ def _before(output: Tensor, shape: torch.Size, middle: int) -> Tensor | None:
 def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]:
     """Exchange parts of the inputs among the samples, and see whether any output changes."""
     inputs = _sequence(forward)
-    if inputs is None or all(is_repeated(one) for one in outputs if one.dim() and one.numel()):
+    if inputs is None or all(is_repeated(tensor) for tensor in outputs if tensor.dim() and tensor.numel()):
         return
     length = inputs.shape[1]
     step = max(1, length // _PARTS)
@@ -190,7 +190,7 @@ def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]
         if is_same(part, part.roll(1, 0)):
             continue
         changed = forward.outputs(_replaced(inputs, start, stop))
-        if all(_difference(one, other) < _ROUNDED for one, other in zip(outputs, changed, strict=True)):
+        if all(_difference(before, other) < _ROUNDED for before, other in zip(outputs, changed, strict=True)):
             ignored.append((start, stop))
     if ignored:
         places = ", ".join(f"{start} to {stop - 1}" for start, stop in ignored)
@@ -235,9 +235,11 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
         return
     difference = _difference(outputs[shortest : shortest + 1], alone)
     if difference > 10 * _CHANGED:
-        indices = {one.padding_idx for one in forward.model.modules() if isinstance(one, nn.Embedding)}
-        of_layer = next((f", and the padding_idx of its embedding is {one}" for one in indices - {token, None}), "")
-        is_read = any(isinstance(one, (*_ATTENTION, nn.RNNBase)) for one in forward.model.modules())
+        indices = {module.padding_idx for module in forward.model.modules() if isinstance(module, nn.Embedding)}
+        of_layer = next(
+            (f", and the padding_idx of its embedding is {padding_idx}" for padding_idx in indices - {token, None}), ""
+        )
+        is_read = any(isinstance(module, (*_ATTENTION, nn.RNNBase)) for module in forward.model.modules())
         yield noticed(
             "padding-matters",
             f"Sequences are padded with {token}{of_layer}; the output of a sample of {int(lengths[shortest])} tokens "
@@ -251,7 +253,7 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
 def _check_order(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
     """Turn sequences around, which attention without positions does not notice."""
     inputs = _sequence(forward)
-    if inputs is None or not any(isinstance(one, _ATTENTION) for one in forward.model.modules()):
+    if inputs is None or not any(isinstance(module, _ATTENTION) for module in forward.model.modules()):
         return
     length = inputs.shape[1]
     if _padding_of(inputs) is not None or inputs.dim() > 3:  # noqa: PLR2004  # samples, positions and features
@@ -261,7 +263,7 @@ def _check_order(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
         return tensor.flip(1) if tensor.dim() > 1 and tensor.shape[1] == length else tensor.clone()
 
     after = forward.outputs(turned)[0]
-    for dimension in (one for one in range(1, outputs.dim()) if outputs.shape[one] == length):
+    for dimension in (axis for axis in range(1, outputs.dim()) if outputs.shape[axis] == length):
         after = after.flip(dimension)
     if not is_same(inputs, inputs.flip(1)) and _difference(outputs, after) < _CLOSE:
         yield noticed(
@@ -327,8 +329,8 @@ def perfect_outputs(output: Tensor, targets: Tensor) -> list[tuple[Tensor, Tenso
 
 def _as_classes(right: Tensor, wrong: Tensor) -> list[tuple[Tensor, Tensor]]:
     pairs = (right, wrong)
-    logits = [_SURE * (2 * one - 1) for one in pairs]
-    probabilities = [(1 - _ALMOST) / 2 + _ALMOST * one for one in pairs]
+    logits = [_SURE * (2 * output - 1) for output in pairs]
+    probabilities = [(1 - _ALMOST) / 2 + _ALMOST * output for output in pairs]
     return [(logits[0], logits[1]), (probabilities[0], probabilities[1])]
 
 
@@ -338,8 +340,8 @@ def _check_direction(first: FirstBatch, output: Tensor, targets: Tensor, made_by
     compared: list[tuple[float, float]] = []
     for pair in perfect_outputs(output, targets):
         losses: list[float] = []
-        for one in pair:
-            with outputs_replaced(first.model, partial(_instead, one)):
+        for replacement in pair:
+            with outputs_replaced(first.model, partial(_instead, replacement)):
                 losses.append(first.loss_of(first.batch))
         if all(map(math.isfinite, losses)):
             compared.append((losses[0], losses[1]))
@@ -391,9 +393,9 @@ def _check_range(first: FirstBatch) -> Iterator[Finding]:
     given = _logits_of(first, lambda output: output)
     if given is None or given.dim() != 2 or given.shape[1] < _FEWEST_CLASSES:  # noqa: PLR2004  # samples and classes
         return
-    if any(one.numel() == 1 and one.requires_grad for one in first.model.parameters()):
+    if any(parameter.numel() == 1 and parameter.requires_grad for parameter in first.model.parameters()):
         return  # a temperature that is learnt
-    larger = _logits_of(first, lambda output: with_tensors(output, lambda one: _LARGER * one))
+    larger = _logits_of(first, lambda output: with_tensors(output, lambda tensor: _LARGER * tensor))
     if larger is None or not torch.allclose(given, larger, rtol=_MARGIN, atol=_MARGIN * float(given.abs().max())):
         return
     same = _logits_of(first, _same_rows)
@@ -416,10 +418,10 @@ def _check_range(first: FirstBatch) -> Iterator[Finding]:
 def _same_rows(output: Any) -> Any:
     tensors: list[Tensor] = []
 
-    def change(one: Tensor) -> Tensor:
-        tensors.append(one)
-        row = tensors[0][:1] if tensors[0].shape == one.shape else one[:1]
-        return row.expand_as(one)
+    def change(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        row = tensors[0][:1] if tensors[0].shape == tensor.shape else tensor[:1]
+        return row.expand_as(tensor)
 
     return with_tensors(output, change)
 

@@ -57,7 +57,7 @@ def trained_model(run: Run[Any, Any]) -> nn.Module:
     """
     models = run.named_models()
     trained = set(map(id, parameters_of(run.named_optimizers().values())))
-    used = {name: one for name, one in models.items() if not trained.isdisjoint(map(id, one.parameters()))}
+    used = {name: model for name, model in models.items() if not trained.isdisjoint(map(id, model.parameters()))}
     return next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(used)
 
 
@@ -74,7 +74,7 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
         ):
             model = trained_model(run)
             findings += check_model(model, (), run.named_optimizers())
-            if any(isinstance(one, SaveTrainingStateCallback) for one in callbacks):
+            if any(isinstance(callback, SaveTrainingStateCallback) for callback in callbacks):
                 findings += check_capture(run, folder)
             config, steps = run.run_config, run.epoch_lengths.steps_of(0) if run.epoch_lengths.are_known else 0
             split = getattr(run.train_dataloader, "split", None)
@@ -84,8 +84,8 @@ def _before_the_loop(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> tuple[
             data: Any = run.train_dataset
             train = Samples(data)
             findings += check_samples(train, dict(config.train_dl_kwargs), is_torch_loss=False)
-            for one in evaluated.values():
-                findings += check_evaluation_samples(train, Samples(one), data, one)
+            for dataset in evaluated.values():
+                findings += check_evaluation_samples(train, Samples(dataset), data, dataset)
     except Exception as error:
         findings.append(failure("The beginning of the run", error, "Look at the traceback without the check."))
     else:
@@ -115,7 +115,9 @@ class WatchedLoop(Observer):
     def _check_losses(self, _batch: Any, _loss: Tensor) -> None:
         found = [finding for call in self.loss_calls for finding in check_loss(call)]
         # rewards and scores have no usual size
-        self._findings += (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
+        self._findings += (
+            replace(finding, level="note") if finding.name == "loss-at-start" else finding for finding in found
+        )
         self._findings += check_all_targets(self.loss_calls[:1], targets_of(self._train))
         self._findings += check_calls(self.function_calls, targets_of(self._train))
 
@@ -123,7 +125,7 @@ class WatchedLoop(Observer):
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.model, self.called = trained_model(self._run), list(self._run.named_models().values())
         self.optimizers = list(self._run.named_optimizers().values())
-        self._before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        self._before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -168,11 +170,13 @@ class WatchedLoop(Observer):
 
     def _check_updates(self) -> Iterator[Finding]:
         if not all(
-            training or not any(one.requires_grad for one in model.parameters())
+            training or not any(parameter.requires_grad for parameter in model.parameters())
             for model, training in self._modes.items()
         ):
             yield not_in_training_mode("Call model.train() after each evaluation of the loop.")
-        stays = self.stepped and all(torch.equal(one, self._before[name]) for name, one in self._stepped_parameters())
+        stays = self.stepped and all(
+            torch.equal(parameter, self._before[name]) for name, parameter in self._stepped_parameters()
+        )
         do = "Look for weights that are replaced, and for losses that are multiplied by zero."
         yield from check_progress(self.rates, len(self.computing), has_changed=not stays, do=do)
         yield from check_gradients(self.model, self.stepped - self.with_gradient)
@@ -181,4 +185,8 @@ class WatchedLoop(Observer):
 
     def _stepped_parameters(self) -> list[tuple[str, Tensor]]:
         parameters = self.model.named_parameters()
-        return [(name, one.detach()) for name, one in parameters if id(one) in self.stepped and name in self._before]
+        return [
+            (name, parameter.detach())
+            for name, parameter in parameters
+            if id(parameter) in self.stepped and name in self._before
+        ]

@@ -110,7 +110,7 @@ def _plan_run(run: Run[Any, Any]) -> Plan:
     planner.notes += [
         "The loop of the script is not run: its evaluations, and updates that it leaves out, are not known."
     ]
-    limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
+    limits = [callback for callback in callbacks if type(callback) is LimitBatchesCallback]
     with run.dry_run(), run.callback_handler.replaced_by([*limits, planner]), run:
         next(run.updates(), None)
     return planner.plan
@@ -131,7 +131,7 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
         _start(trainer, asked, fitting)
         asked["per_device_batch_size"] = fitting.size
     planner = _Planner(callbacks, given, trainer)
-    limits = [one for one in callbacks if type(one) is LimitBatchesCallback]
+    limits = [callback for callback in callbacks if type(callback) is LimitBatchesCallback]
     planner.timing = Timing(trainer, asked, limits) if is_timed else None
     _start(trainer, asked, *limits, planner)
     return planner.plan
@@ -151,9 +151,9 @@ class _AmongStates(TrainerCallback):
     """
 
     def __init__(self, callbacks: Iterable[TrainerCallback]) -> None:
-        for one in callbacks:
-            if isinstance(one, SaveTrainingStateCallback):
-                self.save_dir, self.upload_to = one.save_dir, one.upload_to
+        for callback in callbacks:
+            if isinstance(callback, SaveTrainingStateCallback):
+                self.save_dir, self.upload_to = callback.save_dir, callback.upload_to
 
 
 class _FittingSize(_AmongStates):
@@ -186,10 +186,10 @@ class _Planner(_AmongStates):
     def _left_out(self) -> Iterator[str]:
         if self._asked["resume_from"] is not None:
             yield "resume_from is left out: this is the plan of a run from its start."
-        for one in self._callbacks:
-            if isinstance(one, PLANNED) and type(one) not in PLANNED:
-                yield f"{type(one).__name__} is left out: a subclass may do something else."
-            if isinstance(one, SaveTrainingStateCallback) and one.save_every_n_seconds is not None:
+        for callback in self._callbacks:
+            if isinstance(callback, PLANNED) and type(callback) not in PLANNED:
+                yield f"{type(callback).__name__} is left out: a subclass may do something else."
+            if isinstance(callback, SaveTrainingStateCallback) and callback.save_every_n_seconds is not None:
                 yield "The training states of save_every_n_seconds are left out: when they come depends on the speed."
 
     @override
@@ -262,20 +262,20 @@ def _parameters(trainer: AnyTrainer) -> Iterator[PlannedParameters]:
     optimized = set(map(id, parameters_of(trainer.named_optimizers().values())))
     seen: set[int] = set()
     for name, module in _modules(trainer):
-        new = [one for one in module.parameters() if id(one) not in seen]
+        new = [parameter for parameter in module.parameters() if id(parameter) not in seen]
         seen.update(map(id, new))
-        trained = [one for one in new if one.requires_grad and id(one) in optimized]
-        number, memory = sum(one.numel() for one in trained), bytes_of(trained)
-        frozen = sum(one.numel() for one in new) - number
+        trained = [parameter for parameter in new if parameter.requires_grad and id(parameter) in optimized]
+        number, memory = sum(parameter.numel() for parameter in trained), bytes_of(trained)
+        frozen = sum(parameter.numel() for parameter in new) - number
         if new:
             yield PlannedParameters(name, number, frozen, memory, bytes_of(new) - memory)
 
 
 def _memory(trainer: AnyTrainer, states: list[Tensor] | None, traced: TracedUpdate | None) -> PlannedMemory:
-    weights = [one for _, module in _modules(trainer) for one in (*module.parameters(), *module.buffers())]
-    trained = [one for one in parameters_of(trainer.named_optimizers().values()) if one.requires_grad]
-    held = [one for module in trainer.named_models().values() for one in module.state_dict().values()]
-    saved = {(one.data_ptr(), one.shape): one for one in held if isinstance(one, Tensor)}
+    weights = [tensor for _, module in _modules(trainer) for tensor in (*module.parameters(), *module.buffers())]
+    trained = [parameter for parameter in parameters_of(trainer.named_optimizers().values()) if parameter.requires_grad]
+    held = [value for module in trainer.named_models().values() for value in module.state_dict().values()]
+    saved = {(tensor.data_ptr(), tensor.shape): tensor for tensor in held if isinstance(tensor, Tensor)}
     rest = _REST_OF_STATE + _BYTES_A_TENSOR * (len(saved) + len(states or ()))
     return PlannedMemory(
         weights=bytes_of(weights),
@@ -299,7 +299,7 @@ def evaluations_of(
         epochs: The epochs.
         sanity_eval_steps: The argument of the run.
     """
-    loaders: dict[str | None, SizedIterable] = {name: one for name, one in trainer.eval_dataloaders.items()}  # noqa: C416  # with None among the keys
+    loaders: dict[str | None, SizedIterable] = {name: loader for name, loader in trainer.eval_dataloaders.items()}  # noqa: C416  # with None among the keys
     if trainer.eval_dataloader is not None and not loaders:
         loaders = {None: trainer.eval_dataloader}
     every = {name: trainer.eval_sets[name].every_n_epochs if name else 1 for name in loaders}
@@ -375,7 +375,7 @@ def existing(folder: Path) -> Path:
         folder: A folder that may be made later.
     """
     path = Path(os.path.realpath(folder))
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _states(save: SaveTrainingStateCallback, epochs: Sequence[PlannedEpoch]) -> Iterator[tuple[int, str]]:
@@ -395,7 +395,7 @@ def _multiples(step: int, epoch: PlannedEpoch, stop: int) -> range:
 
 
 def _find(callbacks: Iterable[TrainerCallback], kind: type[_CallbackT]) -> _CallbackT | None:
-    return next((one for one in callbacks if type(one) is kind), None)
+    return next((callback for callback in callbacks if type(callback) is kind), None)
 
 
 def _length(loader: SizedIterable, most: int | None) -> int | None:

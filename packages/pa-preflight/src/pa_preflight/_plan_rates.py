@@ -58,7 +58,7 @@ def steps_after(epochs: Sequence[PlannedEpoch], asked: Mapping[str, Any]) -> Col
         asked: Its arguments.
     """
     updates = epochs[-1].ends_at
-    return range(1, updates) if asked["step_scheduler"] == "update" else {one.ends_at for one in epochs}
+    return range(1, updates) if asked["step_scheduler"] == "update" else {epoch.ends_at for epoch in epochs}
 
 
 def rates_of(
@@ -73,7 +73,11 @@ def rates_of(
         steps: The updates after which the schedulers are stepped.
     """
     copied, copied_schedulers = _copies(optimizers, schedulers, "meta")
-    groups = [(name, number, group) for name, one in copied.items() for number, group in enumerate(one.param_groups)]
+    groups = [
+        (name, number, group)
+        for name, optimizer in copied.items()
+        for number, group in enumerate(optimizer.param_groups)
+    ]
     last = min(updates, _MOST_STEPS // len(groups)) if schedulers else 1
     courses = [_Course(float(group["lr"]), max(1, last // _DRAWN)) for _, _, group in groups]
     with warnings.catch_warnings():  # schedulers of torch miss the steps of the optimizer
@@ -86,7 +90,8 @@ def rates_of(
                 course.go_on(update + 1, float(group["lr"]))
     end = last if schedulers else updates
     return [
-        PlannedRates(name, number, *one.ending(end)) for (name, number, _), one in zip(groups, courses, strict=True)
+        PlannedRates(name, number, *course.ending(end))
+        for (name, number, _), course in zip(groups, courses, strict=True)
     ]
 
 
@@ -134,7 +139,7 @@ def _states(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     for optimizer in optimizers:
         optimizer.step()
     states = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
-    return list({id(one): one for one in states if isinstance(one, Tensor)}.values())
+    return list({id(value): value for value in states if isinstance(value, Tensor)}.values())
 
 
 def _copies(
@@ -159,7 +164,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     Args:
         tensors: The tensors.
     """
-    return sum(one.numel() * one.element_size() for one in {id(one): one for one in tensors}.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in {id(tensor): tensor for tensor in tensors}.values())
 
 
 class PlannedRun(TrainerCallback):
@@ -183,8 +188,8 @@ class PlannedRun(TrainerCallback):
         self._asked = asked
         self.first_rates: dict[tuple[str, int], float] = {
             (name, number): float(group["lr"])
-            for name, one in trainer.named_optimizers().items()
-            for number, group in enumerate(one.param_groups)
+            for name, optimizer in trainer.named_optimizers().items()
+            for number, group in enumerate(optimizer.param_groups)
         }
         self.updates = self.epochs = self.scheduler_steps = 0
         self.schedulers: dict[str, Any] = {}

@@ -255,8 +255,8 @@ class Plan:
         from pa_preflight._plan_picture import draw_rates  # with matplotlib, for those who draw
 
         curves = {
-            f"{one.optimizer}, group {one.group}": [(point.update, point.rate) for point in one.course]
-            for one in self.rates
+            f"{group.optimizer}, group {group.group}": [(point.update, point.rate) for point in group.course]
+            for group in self.rates
         }
         return draw_rates(curves, path, dark=dark)
 
@@ -271,8 +271,8 @@ def _lines_of(plan: Plan) -> Iterator[str]:
     rows += [("samples", samples)]
     rows += _first_rows("epochs", _epochs(plan))
     rows += _first_rows("evaluations", _evaluations(plan))
-    saved = [one.update for one in plan.saves]
-    deleted = [one.update for one in plan.saves for _ in one.deletes]
+    saved = [save.update for save in plan.saves]
+    deleted = [save.update for save in plan.saves for _ in save.deletes]
     rows += (
         [("states", f"{size_of(plan.memory.saved_state)} each, saved after update {_listed(saved)}")] if saved else []
     )
@@ -290,10 +290,10 @@ def _lines_of(plan: Plan) -> Iterator[str]:
 
 def _parameters(plan: Plan) -> Iterator[str]:
     yield f"{'':<20}{'trained':>16}{'':>10}{'frozen':>16}"
-    for one in plan.parameters:
-        trained, frozen = (f"{number:>16,}" for number in (one.trained, one.frozen))
-        memory, of_frozen = (f"{size_of(number):>10}" for number in (one.trained_bytes, one.frozen_bytes))
-        yield f"{one.name or '(its own)':<20}{trained}{memory}{frozen}{of_frozen}"
+    for part in plan.parameters:
+        trained, frozen = (f"{number:>16,}" for number in (part.trained, part.frozen))
+        memory, of_frozen = (f"{size_of(number):>10}" for number in (part.trained_bytes, part.frozen_bytes))
+        yield f"{part.name or '(its own)':<20}{trained}{memory}{frozen}{of_frozen}"
 
 
 def _epochs(plan: Plan) -> Iterator[str]:
@@ -304,16 +304,16 @@ def _epochs(plan: Plan) -> Iterator[str]:
 
 def _evaluations(plan: Plan) -> Iterator[str]:
     by_kind: dict[tuple[str, str | None, int | None], list[int]] = {}
-    for one in plan.evaluations:
-        by_kind.setdefault((one.kind, one.name, one.batches), []).append(one.update)
+    for evaluation in plan.evaluations:
+        by_kind.setdefault((evaluation.kind, evaluation.name, evaluation.batches), []).append(evaluation.update)
     for (kind, name, batches), updates in by_kind.items():
         yield f"{_KINDS[kind]}, {name or 'the set'}: {_counted(batches)}, after update {_listed(updates)}"
 
 
 def _rates(plan: Plan) -> Iterator[str]:
-    for one in plan.rates:
-        shown = ", ".join(_shortened([f"{point.rate:.4g} at update {point.update:,}" for point in one.points]))
-        yield f"{one.optimizer}, group {one.group}: {shown}"
+    for group in plan.rates:
+        shown = ", ".join(_shortened([f"{point.rate:.4g} at update {point.update:,}" for point in group.points]))
+        yield f"{group.optimizer}, group {group.group}: {shown}"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

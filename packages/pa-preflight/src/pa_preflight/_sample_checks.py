@@ -71,7 +71,7 @@ def _equal(count: int, level: Level) -> Finding:
 def _check_repeated(inputs: Tensor) -> Iterator[Finding]:
     if len(inputs) < 2 * _MANY or not is_continuous(inputs):
         return
-    distinct = len({one.numpy().tobytes() for one in inputs.flatten(1).contiguous()})
+    distinct = len({row.numpy().tobytes() for row in inputs.flatten(1).contiguous()})
     if distinct < _HARDLY_ANY * len(inputs):
         yield noticed(
             "samples-repeat",
@@ -145,7 +145,7 @@ def _check_order(inputs: Tensor) -> Iterator[Finding]:
 
 def _roughness(inputs: Tensor, *dimensions: int) -> Tensor:
     """Return for each sample the mean squared difference of neighbours."""
-    return torch.stack([inputs.diff(dim=one).square().flatten(1).mean(1) for one in dimensions]).mean(0)
+    return torch.stack([inputs.diff(dim=dimension).square().flatten(1).mean(1) for dimension in dimensions]).mean(0)
 
 
 def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
         alike = (centred * wanted[:, None]).sum(0).abs() / (of_columns * wanted.square().sum().sqrt() + 1e-12)
         found = (varies & (alike > _PERFECT)).nonzero().flatten()
     else:
-        classes = [known == one for one in set(map(float, known))]
+        classes = [known == label for label in set(map(float, known))]
         if len(classes) > _MOST_CLASSES:
             return
         firsts = torch.stack([table[rows][0] for rows in classes])
@@ -183,7 +183,7 @@ def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
 
 def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
     """Look for texts of which nearly all words are the same token, which is not padding at an end."""
-    tables = [one for one in model.modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     if not tables or tokens.shape[1] < _REPEATED:
         return
     value, used = int(tokens.flatten().mode().values), len(set(map(int, tokens.flatten())))
@@ -191,7 +191,7 @@ def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
     at_ends = is_value.long().cumprod(1) + is_value.flip(1).long().cumprod(1).flip(1)
     share = float(is_value.double().mean())
     is_padding = float((is_value & (at_ends == 0)).sum()) < _HARDLY_ANY * float(is_value.sum())
-    if share > _DOMINANT and not is_padding and used < _HALF * max(one.num_embeddings for one in tables):
+    if share > _DOMINANT and not is_padding and used < _HALF * max(embedding.num_embeddings for embedding in tables):
         yield noticed(
             "one-token-dominates",
             f"{share:.0%} of the tokens of {len(tokens)} samples are {value}, and only {used} distinct tokens occur, "
@@ -235,8 +235,8 @@ def check_samples(train: Samples, options: dict[str, Any], *, is_torch_loss: boo
 def _check_finite(train: Samples, *, is_torch_loss: bool) -> Iterator[Finding]:
     for position, sample in zip(train.positions, train.samples, strict=False):
         tensors = tensors_in(sample)
-        for number, one in enumerate(tensors):
-            if one.is_floating_point() and not bool(one.isfinite().all()):
+        for number, tensor in enumerate(tensors):
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 is_target = number == len(tensors) - 1 > 0
                 yield noticed(
                     "targets-not-finite" if is_target else "inputs-not-finite",

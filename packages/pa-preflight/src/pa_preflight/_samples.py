@@ -170,7 +170,7 @@ def spread(data: Dataset[Any], batches: int, size: int) -> Dataset[Any]:
     length = len(cast("Sized", data))
     count = min(length, batches * size)
     positions = [number * length // count for number in range(count)]
-    return Subset(data, [one for first in range(batches) for one in positions[first::batches]])
+    return Subset(data, [position for first in range(batches) for position in positions[first::batches]])
 
 
 def inputs_of(samples: Samples) -> Tensor | None:
@@ -179,7 +179,7 @@ def inputs_of(samples: Samples) -> Tensor | None:
     Args:
         samples: Of a dataset.
     """
-    return stacked([_parts(one)[0] for one in samples.samples])
+    return stacked([_parts(sample)[0] for sample in samples.samples])
 
 
 def targets_of(samples: Samples) -> Tensor | None:
@@ -188,14 +188,14 @@ def targets_of(samples: Samples) -> Tensor | None:
     Args:
         samples: Of a dataset.
     """
-    return stacked([_parts(one)[1] for one in samples.samples])
+    return stacked([_parts(sample)[1] for sample in samples.samples])
 
 
 def _parts(sample: Any) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
         named: dict[Any, Any] = dict(cast("Any", sample))
-        targets = [one for key, one in named.items() if key in TARGET_KEYS]
-        inputs = [one for key, one in named.items() if key not in TARGET_KEYS]
+        targets = [value for key, value in named.items() if key in TARGET_KEYS]
+        inputs = [value for key, value in named.items() if key not in TARGET_KEYS]
         return (inputs[0] if inputs else None), (targets[0] if targets else None)
     if isinstance(sample, (tuple, list)):
         parts = cast("list[Any]", sample)

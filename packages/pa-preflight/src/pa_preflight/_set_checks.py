@@ -44,7 +44,7 @@ def check_sets(train: Samples, evaluation: Samples) -> Iterator[Finding]:
     if targets is not None and wanted is not None and targets.shape[1:] == wanted.shape[1:]:
         found = list(_check_targets(targets, wanted))
         yield from found
-        is_complete = all(len(one.samples) == len(one.positions) for one in (train, evaluation))
+        is_complete = all(len(drawn.samples) == len(drawn.positions) for drawn in (train, evaluation))
         if is_complete and not found:
             yield from check_classes(targets, wanted)
 
@@ -111,8 +111,8 @@ def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
             yield noticed("evaluation-targets-differ", f"Targets {scales}", do)
     elif train.dim() == 1 and not evaluated.is_floating_point():
         seen, classes = set(map(int, train)), set(map(int, evaluated))
-        new = {one for one in classes - seen if one >= 0}
-        share = sum(int((evaluated == one).sum()) for one in new) / len(evaluated)
+        new = {label for label in classes - seen if label >= 0}
+        share = sum(int((evaluated == label).sum()) for label in new) / len(evaluated)
         if new and share > _SHARE and len(train) >= 10 * len(seen) and min(seen) >= 0:
             yield noticed(
                 "classes-never-trained",
@@ -132,11 +132,11 @@ def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if not _are_classes(train) or not _are_classes(evaluated):
         return
     classes, others = train.flatten().long(), evaluated.flatten().long()
-    for one, other, what, of_which in (
+    for present, other, what, of_which in (
         (classes, others, "training samples", "samples to evaluate"),
         (others, classes, "samples to evaluate", "training samples"),
     ):
-        lacking = _lacking(one, other)
+        lacking = _lacking(present, other)
         if lacking:
             yield noticed(
                 "classes-of-one-set",
@@ -161,14 +161,16 @@ def _are_classes(targets: Tensor) -> bool:
 
 def _lacking(classes: Tensor, others: Tensor) -> dict[int, float]:
     """Return the classes that are common in one set and do not occur in another, which is not by chance."""
-    shares = {one: float((classes == one).double().mean()) for one in sorted(set(map(int, classes)))}
-    missing = {one: share for one, share in shares.items() if share >= _COMMON and not bool((others == one).any())}
-    return {one: share for one, share in missing.items() if len(shares) * (1 - share) ** len(others) < _CHANCE}
+    shares = {label: float((classes == label).double().mean()) for label in sorted(set(map(int, classes)))}
+    missing = {
+        label: share for label, share in shares.items() if share >= _COMMON and not bool((others == label).any())
+    }
+    return {label: share for label, share in missing.items() if len(shares) * (1 - share) ** len(others) < _CHANCE}
 
 
 def _is_cut(train: Tensor, evaluated: Tensor) -> bool:
     """Whether both are pieces of one sorted list: where one ends, the other begins, and it has the rest of a class."""
-    if not all(_is_sorted(one) for one in (train, evaluated)):
+    if not all(_is_sorted(targets) for targets in (train, evaluated)):
         return False
     is_after, is_before = bool(train[-1] == evaluated[0]), bool(evaluated[-1] == train[0])
     if is_after == is_before:
@@ -221,7 +223,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
 def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> str | None:
     if train_set is other:
         return "All"
-    train_base, base = (getattr(cast("object", one), "dataset", None) for one in (train_set, other))
+    train_base, base = (getattr(cast("object", data), "dataset", None) for data in (train_set, other))
     if train_base is not None and train_base is base:
         shared = set(train_set.indices) & set(other.indices)
         if shared:
@@ -230,8 +232,8 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
         return "All"
     if train.dataset is None or not evaluation.samples:
         return None
-    wanted = [_digest(one) for one in evaluation.samples]
-    known = [_digest(one) for one in fetched(train.dataset, range(len(train.dataset)))]
+    wanted = [_digest(sample) for sample in evaluation.samples]
+    known = [_digest(sample) for sample in fetched(train.dataset, range(len(train.dataset)))]
     among = set(known)
     number = sum(digest in among for digest in wanted)
     has_copies = len(among) < (1 - _OWN_COPIES) * len(known)
@@ -243,7 +245,7 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
 def _is_continuous(sample: Any) -> bool:
     """Whether two samples are hardly equal by chance, as they have several numbers that are not whole."""
     numbers = torch.cat(
-        [one.flatten().double() for one in tensors_in(sample) if one.is_floating_point()] or [torch.empty(0)]
+        [tensor.flatten().double() for tensor in tensors_in(sample) if tensor.is_floating_point()] or [torch.empty(0)]
     )
     return int((numbers != numbers.round()).sum()) >= 3  # noqa: PLR2004  # digits enough
 
@@ -251,9 +253,9 @@ def _is_continuous(sample: Any) -> bool:
 def _digest(sample: Any) -> str:
     tensors = tensors_in(sample)
     digest = hashlib.sha256()
-    for one in tensors:
-        digest.update(repr((one.shape, one.dtype)).encode())
-        flat = one.detach().cpu().contiguous().as_strided((one.numel(),), (1,))  # one element has any stride
+    for tensor in tensors:
+        digest.update(repr((tensor.shape, tensor.dtype)).encode())
+        flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))  # one element has any stride
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     if not tensors:
         digest.update(pickle.dumps(sample))

@@ -91,7 +91,7 @@ class Steps:
         recomputed = RecomputedNorms(model)
         watching = [self.planned, graphs, recomputed, self.observer]
         with trial(trainer, *watching, self._routing, data=asked.values()):  # the routing watches no experiments
-            hooks = [one.register_step_pre_hook(self._note_gradients) for one in optimizers]
+            hooks = [optimizer.register_step_pre_hook(self._note_gradients) for optimizer in optimizers]
             try:
                 trainer.train(**asked)
             except Exception as error:
@@ -113,7 +113,9 @@ class Steps:
         for call in observer.loss_calls:
             found = check_loss(call)
             if not is_of_model(call, observer.model_calls):  # margins and scores have no usual size
-                found = (replace(one, level="note") if one.name == "loss-at-start" else one for one in found)
+                found = (
+                    replace(finding, level="note") if finding.name == "loss-at-start" else finding for finding in found
+                )
             self.findings += found
         self._first = FirstBatch(
             self._job,
@@ -161,7 +163,9 @@ class Steps:
             explained = [finding for call in failed for finding in check_loss(call)]
             do = "Train one update, max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
-            if any(not type(one).__module__.startswith("pa_") for one in self.trainer.callback_handler.callbacks):
+            if any(
+                not type(callback).__module__.startswith("pa_") for callback in self.trainer.callback_handler.callbacks
+            ):
                 plain = replace(plain, saw=f"{plain.saw} Callbacks were not called.", level="note")
             if isinstance(self.error, BatchMismatchError):
                 plain = noticed("targets-broadcast", f"{plain.saw} {self.error.given}.", self.error.do)
@@ -218,6 +222,6 @@ class Steps:
 @torch.no_grad()
 def _numbers_of(model: nn.Module) -> list[tuple[float, float]]:
     """Return what tells weights from others; a copy of them would need memory."""
-    flat = [one.detach().flatten() for one in model.parameters()]
-    parts = (one[start : start + _PART].double() for one in flat for start in range(0, len(one), _PART))
+    flat = [parameter.detach().flatten() for parameter in model.parameters()]
+    parts = (weights[start : start + _PART].double() for weights in flat for start in range(0, len(weights), _PART))
     return [(float(part.sum()), float(part.square().sum())) for part in parts]

@@ -31,7 +31,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         parts = entries(cast("object", value)).values()
     elif isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-    return [one for part in parts for one in tensors_in(part)]
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def entries(value: object) -> dict[Any, Any]:
@@ -79,18 +79,18 @@ def flipped(tensor: Tensor) -> Tensor:
     return tensor.flip(0) if tensor.dim() else tensor
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, type and values, NaN included.
 
     Args:
-        one: A tensor.
-        other: Another one.
+        first: A tensor.
+        other: The tensor to compare it with.
     """
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != other.shape or first.dtype != other.dtype:
         return False
-    if torch.equal(one, other) or not one.is_floating_point():
-        return torch.equal(one, other)
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if torch.equal(first, other) or not first.is_floating_point():
+        return torch.equal(first, other)
+    return bool(((first == other) | (first.isnan() & other.isnan())).all())
 
 
 def is_repeated(tensor: Tensor) -> bool:
@@ -110,8 +110,8 @@ def scales_that_differ(train: Tensor, evaluated: Tensor) -> str | None:
         train: Numbers of training samples.
         evaluated: Numbers of samples to evaluate.
     """
-    one, other = train.double(), evaluated.double()
-    (mean, deviation), (other_mean, other_deviation) = ((float(x.mean()), float(x.std())) for x in (one, other))
+    both = (train.double(), evaluated.double())
+    (mean, deviation), (other_mean, other_deviation) = ((float(x.mean()), float(x.std())) for x in both)
     if not deviation or not other_deviation:
         return None
     is_wider = max(deviation, other_deviation) > _WIDER * max(min(deviation, other_deviation), 1e-12)
@@ -131,13 +131,15 @@ def stacked(values: list[Any]) -> Tensor | None:
     """
     if not values:
         return None
-    if all(isinstance(one, (bool, int, float)) for one in values):
+    if all(isinstance(value, (bool, int, float)) for value in values):
         return torch.tensor(values)
-    tensors = [torch.as_tensor(one) if _is_array(one) else one for one in values]
+    tensors = [torch.as_tensor(value) if _is_array(value) else value for value in values]
     first = tensors[0]
     if not isinstance(first, Tensor) or first.is_sparse:
         return None
-    alike = all(isinstance(one, Tensor) and one.shape == first.shape and one.dtype == first.dtype for one in tensors)
+    alike = all(
+        isinstance(tensor, Tensor) and tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in tensors
+    )
     return torch.stack(tensors).detach().cpu() if alike else None
 
 

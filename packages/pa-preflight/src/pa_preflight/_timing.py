@@ -91,10 +91,12 @@ class Timing:
         """
         update, of_batches = self._clock.of_update(batches), self._clock.of_evaluations()
         each = [
-            None if one.batches is None or one.name not in of_batches else one.batches * of_batches[one.name]
-            for one in evaluations
+            None
+            if evaluation.batches is None or evaluation.name not in of_batches
+            else evaluation.batches * of_batches[evaluation.name]
+            for evaluation in evaluations
         ]
-        known = [one for one in each if one is not None]
+        known = [seconds for seconds in each if seconds is not None]
         if len(known) < len(each) and self._is_evaluated:
             self.notes.append("The time of evaluations is left out: a set has no length, or was not reached in time.")
         return PlannedSeconds(
@@ -183,4 +185,4 @@ def _typical(times: list[float]) -> float:
 
 
 def _bytes_of(batch: Any) -> int:
-    return sum(one.nbytes for one in tensors_in(batch))
+    return sum(tensor.nbytes for tensor in tensors_in(batch))

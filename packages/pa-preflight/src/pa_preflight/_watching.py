@@ -48,7 +48,7 @@ class ModelCall:
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors among the arguments that have a row for each sample."""
-        return [one for one in tensors_in((self.args, self.kwargs)) if one.dim()]
+        return [tensor for tensor in tensors_in((self.args, self.kwargs)) if tensor.dim()]
 
 
 class Observer(TrainerCallback):
@@ -106,12 +106,14 @@ class Observer(TrainerCallback):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.close()
-        hooks = [one.register_forward_hook(self._note_call, with_kwargs=True) for one in self.called]
-        layers = [one for one in self.model.modules() if any(own.dim() > 1 for own in one.parameters(recurse=False))]
-        hooks += [one.register_forward_pre_hook(self._note_inputs) for one in layers]
-        norms = [one for one in self.model.modules() if isinstance(one, nn.BatchNorm1d)]
-        hooks += [one.register_forward_pre_hook(self._note_norm) for one in norms]
-        hooks += [one.register_step_pre_hook(self._note_update) for one in self.optimizers]
+        hooks = [module.register_forward_hook(self._note_call, with_kwargs=True) for module in self.called]
+        layers = [
+            module for module in self.model.modules() if any(own.dim() > 1 for own in module.parameters(recurse=False))
+        ]
+        hooks += [layer.register_forward_pre_hook(self._note_inputs) for layer in layers]
+        norms = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
+        hooks += [module.register_forward_pre_hook(self._note_norm) for module in norms]
+        hooks += [optimizer.register_step_pre_hook(self._note_update) for optimizer in self.optimizers]
         for hook in hooks:
             self._stack.callback(hook.remove)
 
@@ -122,7 +124,7 @@ class Observer(TrainerCallback):
         self.on_train_epoch_end(trainer)
         self._started = time.perf_counter()
         self.is_training.append(any(module.training for module in self.model.modules()))
-        self.first_modes = self.first_modes or {id(one): one.training for one in self.model.modules()}
+        self.first_modes = self.first_modes or {id(module): module.training for module in self.model.modules()}
         self.in_training = {type(module) for module in self.model.modules() if module.training}
         for call in self.loss_calls[self._of_first[0] :]:
             call.shorten()
@@ -154,8 +156,8 @@ class Observer(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self._updated = time.perf_counter()
         self.computing.append(self._updated - self._started)
-        gradients = [one.grad for one in parameters_of(self.optimizers)]
-        self.keeps_gradients |= any(one is not None and bool(one.count_nonzero()) for one in gradients)
+        gradients = [parameter.grad for parameter in parameters_of(self.optimizers)]
+        self.keeps_gradients |= any(gradient is not None and bool(gradient.count_nonzero()) for gradient in gradients)
         if update >= self._num_updates:
             raise StopTrainingError("That is enough.")
 
@@ -165,8 +167,10 @@ class Observer(TrainerCallback):
         if len(of_losses) != 1 or len(of_models) != 1 or not of_losses[0].targets.dim():
             return
         targets, inputs = of_losses[0].targets, of_models[0].inputs
-        if inputs and all(len(one) == len(targets) and one.is_floating_point() for one in inputs):
-            table = torch.cat([one.detach().reshape(len(one), -1)[:_ROWS, :_COLUMNS].cpu() for one in inputs], dim=1)
+        if inputs and all(len(tensor) == len(targets) and tensor.is_floating_point() for tensor in inputs):
+            table = torch.cat(
+                [tensor.detach().reshape(len(tensor), -1)[:_ROWS, :_COLUMNS].cpu() for tensor in inputs], dim=1
+            )
             self.rows.append((table, targets[:_ROWS].cpu().clone()))
 
     def _note_call(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -184,13 +188,13 @@ class Observer(TrainerCallback):
             self.over_lengths.add(type(norm))
 
     def _note_update(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        parameters = [one for one in parameters_of([optimizer]) if one.requires_grad]
+        parameters = [parameter for parameter in parameters_of([optimizer]) if parameter.requires_grad]
         trained = set(map(id, parameters_of(self.optimizers)))
-        outside = (one for one in self.model.parameters() if id(one) not in trained)
-        self.reached_outside |= any(one.grad is not None for one in outside)
+        outside = (parameter for parameter in self.model.parameters() if id(parameter) not in trained)
+        self.reached_outside |= any(parameter.grad is not None for parameter in outside)
         self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
         self.stepped.update(map(id, parameters))
-        self.with_gradient.update(id(one) for one in parameters if one.grad is not None)
+        self.with_gradient.update(id(parameter) for parameter in parameters if parameter.grad is not None)
 
 
 class _LayerWatch(TrainerCallback):
@@ -221,7 +225,7 @@ class KeptGraphs(_LayerWatch):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._layers = [one for one in model.modules() if not any(True for _ in one.children())][:_MOST_LAYERS]
+        self._layers = [module for module in model.modules() if not any(True for _ in module.children())][:_MOST_LAYERS]
         self._steps: list[list[weakref.ref[_Marker]]] = []
         self.count = 0
 
@@ -231,7 +235,7 @@ class KeptGraphs(_LayerWatch):
         self.close()
         if len(self._steps) < _WATCHED_STEPS:
             self._steps.append([])
-            self.hooks = [one.register_forward_hook(self._mark_output) for one in self._layers]
+            self.hooks = [layer.register_forward_hook(self._mark_output) for layer in self._layers]
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
@@ -240,8 +244,8 @@ class KeptGraphs(_LayerWatch):
         self.close()
 
     def _mark_output(self, _layer: nn.Module, _args: object, output: Any) -> None:
-        for one in tensors_in(output)[:1]:
-            self._mark(one)
+        for tensor in tensors_in(output)[:1]:
+            self._mark(tensor)
 
     def _mark(self, tensor: Any) -> None:
         if tensor.grad_fn is not None:
@@ -264,7 +268,7 @@ class KeptGraphs(_LayerWatch):
             )
 
     def _kept(self) -> int:
-        return sum(any(one() is not None for one in markers) for markers in self._steps)
+        return sum(any(marker() is not None for marker in markers) for markers in self._steps)
 
 
 class RecomputedNorms(_LayerWatch):
@@ -276,8 +280,10 @@ class RecomputedNorms(_LayerWatch):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._names = {id(one): name for name, one in named_layers(model)}
-        self._norms = [one for one in model.modules() if isinstance(getattr(one, "running_mean", None), Tensor)]
+        self._names = {id(module): name for name, module in named_layers(model)}
+        self._norms = [
+            module for module in model.modules() if isinstance(getattr(module, "running_mean", None), Tensor)
+        ]
         self._has_begun = False
         self._called: dict[str, None] = {}
 
@@ -285,7 +291,7 @@ class RecomputedNorms(_LayerWatch):
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self.hooks = [one.register_forward_hook(self._note) for one in self._norms]
+            self.hooks = [module.register_forward_hook(self._note) for module in self._norms]
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -318,27 +324,29 @@ class Routing(_LayerWatch):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        lists = {name: one for name, one in named_layers(model) if isinstance(one, (nn.ModuleList, nn.ModuleDict))}
-        self._lists = {name: [*one.children()] for name, one in lists.items()}
+        lists = {
+            name: module for name, module in named_layers(model) if isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        }
+        self._lists = {name: [*layers.children()] for name, layers in lists.items()}
         self._of_step: dict[int, list[int]] = {}
         self._of_layer: dict[tuple[int, tuple[tuple[int, ...], ...]], set[tuple[int, ...]]] = {}
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self.close()
-        layers = {id(one): one for each in self._lists.values() for one in each}
+        layers = {id(layer): layer for each in self._lists.values() for layer in each}
         self._of_step = {identity: [] for identity in layers}
-        self.hooks = [one.register_forward_pre_hook(self._note, with_kwargs=True) for one in layers.values()]
+        self.hooks = [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers.values()]
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         self.close()
-        shapes = tuple(tuple(one.shape) for one in tensors_in(batch))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
         for identity, rows in self._of_step.items():
             self._of_layer.setdefault((identity, shapes), set()).add(tuple(rows))
 
     def _note(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((one for one in tensors_in((args, kwargs)) if one.dim()), None)
+        given = next((tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()), None)
         self._of_step.setdefault(id(layer), []).append(0 if given is None else len(given))
 
     def may_leave_out(self, parameter: str) -> bool:
@@ -349,4 +357,4 @@ class Routing(_LayerWatch):
         """
         differing = {identity for (identity, _), rows in self._of_layer.items() if len(rows) > 1}
         holding = (layers for name, layers in self._lists.items() if parameter.startswith(f"{name}." if name else ""))
-        return any(id(one) in differing for layers in holding for one in layers)
+        return any(id(layer) in differing for layers in holding for layer in layers)

@@ -47,7 +47,7 @@ def foreach(operation: str, *arguments: Any) -> Any:
 def is_sharded_module(module: nn.Module) -> bool:
     """Whether some parameter of a module is split over processes."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
-    return tensor is not None and any(isinstance(one, tensor.DTensor) for one in module.parameters())
+    return tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in module.parameters())
 
 
 def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:

@@ -31,14 +31,16 @@ class CallbackCalls:
     def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
         self._callbacks = dict(callbacks)
         base = PyTorchCallback.on_checkpoint_end
-        overriding = [type(one).__name__ for one in callbacks.values() if type(one).on_checkpoint_end is not base]
+        overriding = [
+            type(callback).__name__ for callback in callbacks.values() if type(callback).on_checkpoint_end is not base
+        ]
         if overriding:
             warn_user(
                 f"{overriding[0]}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end instead, which is "
                 "called at the same time.",
                 DeprecationWarning,
             )
-        self._older = [one for one in callbacks.values() if _is_without_index(one)]
+        self._older = [callback for callback in callbacks.values() if _is_without_index(callback)]
         if self._older:
             warn_user(
                 f"{type(self._older[0]).__name__}.on_training_epoch_start without the index is deprecated. "
@@ -63,7 +65,7 @@ class CallbackCalls:
 
     def describe(self) -> dict[str, str]:
         """Return the classes of the callbacks, by name, for a comparison of the processes."""
-        return {f"callback {name}": type(one).__qualname__ for name, one in self._callbacks.items()}
+        return {f"callback {name}": type(callback).__qualname__ for name, callback in self._callbacks.items()}
 
     @contextmanager
     def started(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Generator[ExitStack]:
@@ -91,7 +93,7 @@ def _is_without_index(callback: PyTorchCallback) -> bool:
     try:
         method.bind(0)
     except TypeError:
-        return not any(one.default is one.empty for one in method.parameters.values())
+        return not any(parameter.default is parameter.empty for parameter in method.parameters.values())
     return False
 
 
@@ -105,7 +107,9 @@ def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
         UsageError: It is not a dictionary of callbacks.
     """
     callbacks = dict(cast("Mapping[object, object]", returned)) if isinstance(returned, Mapping) else {}
-    are_callbacks = (isinstance(key, str) and isinstance(one, PyTorchCallback) for key, one in callbacks.items())
+    are_callbacks = (
+        isinstance(key, str) and isinstance(callback, PyTorchCallback) for key, callback in callbacks.items()
+    )
     if not isinstance(returned, Mapping) or not all(are_callbacks):
         do = 'Return a dictionary of instances of PyTorchCallback by their names, such as {"name": MyCallback()}.'
         raise UsageError(f"These are not callbacks of a trial: build_callbacks() returned {returned!r}.", do=do)

@@ -188,7 +188,7 @@ class Checkpoints:
         keep, folder, lineage = self._parts.run_settings.max_checkpoints, Folder(self._folder), self._lineage
         if keep is not None:
             own = filter(lineage.wrote, folder.records())
-            best = [one.path for one in own if one.update == self._parts.progress.best_batch][-1:]
+            best = [record.path for record in own if record.update == self._parts.progress.best_batch][-1:]
             folder.keep(keep, lineage.wrote, [*best, self._folder / lineage.begun_from])
 
     def _tell_of_files(self, uuid: str) -> None:

@@ -54,8 +54,8 @@ class ChiefBuffers:
         if not self._places:
             return
         held = {label: buffers.get(name) for label, (buffers, name) in self._places.items()}
-        buffers: dict[str, Tensor] = {label: one for label, one in held.items() if one is not None}
-        shapes = {label: (one.shape, one.dtype) for label, one in buffers.items()}
+        buffers: dict[str, Tensor] = {label: buffer for label, buffer in held.items() if buffer is not None}
+        shapes = {label: (buffer.shape, buffer.dtype) for label, buffer in buffers.items()}
         packet, changed = self._packet, shapes != self._shapes
         if packet is None or (changed and self._device.type != "cpu"):
             packet, changed = self._pack(buffers, shapes), False

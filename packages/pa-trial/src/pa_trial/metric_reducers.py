@@ -131,7 +131,9 @@ class MetricReducers:
             MetricReducerError: A reducer raised an error, which is its cause, or returned a dictionary although it has
                 a name, or none although it has no name.
         """
-        taking_part = [one for one in self._wrapped if (one.for_training if training else one.for_validation)]
+        taking_part = [
+            wrapped for wrapped in self._wrapped if (wrapped.for_training if training else wrapped.for_validation)
+        ]
         held = to_host([_call(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in taking_part])
         of_each = gather_objects((own, held))
         metrics: Metrics = {}
@@ -139,7 +141,7 @@ class MetricReducers:
             values = [held[index] for _, held in of_each]
             result = _call(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, values)
             metrics.update(_named(wrapped, result))
-        return [one for one, _ in of_each], {name: to_result(value) for name, value in metrics.items()}
+        return [wrapped for wrapped, _ in of_each], {name: to_result(value) for name, value in metrics.items()}
 
 
 class WrapsReducers(ABC):

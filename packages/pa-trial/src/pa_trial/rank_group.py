@@ -64,17 +64,17 @@ class RankGroup:
             self._exchange(_ERROR + f"{type(error).__name__} on rank {self._ranks[self._rank]}: {error}".encode())
             raise
         received = self._exchange(own)
-        failed = [one[1:].decode() for one in received if one[:1] == _ERROR]
+        failed = [answer[1:].decode() for answer in received if answer[:1] == _ERROR]
         if failed:
             raise OtherProcessError(
                 f"Another rank failed while this one waited for it: {'; '.join(failed)}. See its traceback."
             )
-        return [pickle.loads(one[1:]) for one in received]  # from ranks of the same program, never from a file
+        return [pickle.loads(answer[1:]) for answer in received]  # from ranks of the same program, never from a file
 
     def _exchange(self, own: bytes) -> list[bytes]:
         sizes = [int(size) for size in self._gather(torch.tensor([len(own)]))]
         padded = torch.frombuffer(bytearray(own.ljust(max(sizes))), dtype=torch.uint8)
-        return [one.numpy().tobytes()[:size] for one, size in zip(self._gather(padded), sizes, strict=True)]
+        return [tensor.numpy().tobytes()[:size] for tensor, size in zip(self._gather(padded), sizes, strict=True)]
 
     def _gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         gathered = [torch.empty_like(own) for _ in self._ranks]
@@ -91,9 +91,9 @@ class RankGroup:
 def _wait_until_joined(store: Store, ranks: list[int], max_wait_seconds: float) -> None:
     give_up = time.monotonic() + max_wait_seconds
     missing = list(range(len(ranks)))
-    while missing := [one for one in missing if not store.check([f"joined/{one}"])]:
+    while missing := [place for place in missing if not store.check([f"joined/{place}"])]:
         if time.monotonic() > give_up:
-            names = ", ".join(str(ranks[one]) for one in missing)
+            names = ", ".join(str(ranks[place]) for place in missing)
             raise TimeoutError(f"rank {names} has not arrived within {max_wait_seconds:g} seconds")
         time.sleep(_LONGEST_PAUSE)
 

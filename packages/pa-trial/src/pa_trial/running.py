@@ -114,8 +114,8 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
 
     def wrapped() -> dict[str, object]:
         models = {f"model {index}": model for index, model in enumerate(parts.trained.models)}
-        optimizers = {f"optimizer {index}": one for index, one in enumerate(parts.trained.optimizers)}
-        schedulers = [type(one.scheduler) for one in parts.trained.lr_schedulers]
+        optimizers = {f"optimizer {index}": optimizer for index, optimizer in enumerate(parts.trained.optimizers)}
+        schedulers = [type(scheduler.scheduler) for scheduler in parts.trained.lr_schedulers]
         return {**models, **optimizers, "lr_schedulers": schedulers, **others()}
 
     require_same(wrapped)

@@ -100,7 +100,7 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
         expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
         raise damaged(path, f"format_version {number}", expected)
     try:
-        progress = TrialProgress(**{one.name: state[one.name] for one in fields(TrialProgress)})
+        progress = TrialProgress(**{field.name: state[field.name] for field in fields(TrialProgress)})
         others = (state[name] for name in ("num_processes", "aggregation_frequency", "calls"))
         return SavedTrial(folder.name, folder, progress, digest, state.get("samples_per_update"), *others)
     except KeyError as error:

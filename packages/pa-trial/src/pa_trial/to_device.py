@@ -49,7 +49,7 @@ class DeviceMover:
         kind = batch.__class__
         values = batch.values() if kind is dict else batch if kind in (list, tuple) else [batch]
         # As most batches are: tensors on the device, and nothing else.
-        if [one for one in values if one.__class__ is not Tensor or one.device != self.device]:
+        if [value for value in values if value.__class__ is not Tensor or value.device != self.device]:
             batch = self._move(batch)
         return cast("_DataT", batch)
 

@@ -252,7 +252,9 @@ class TrainedParts:
             self._exchange = TrialGradients(self.models, self._device)
             self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, self._device)
-            self._step_handles = [one.register_step_pre_hook(self._require_exchanged) for one in self.optimizers]
+            self._step_handles = [
+                optimizer.register_step_pre_hook(self._require_exchanged) for optimizer in self.optimizers
+            ]
 
     def end_training(self) -> None:
         """Leave models and optimizers without any hook of ours; also after an exception."""
@@ -388,8 +390,10 @@ class TrainedParts:
         """Return the gradients of this process that no step has used up, by the names of parameters, model by model."""
         seen, unfinished = set[int](), list[dict[str, Tensor]]()
         for model in self.models:
-            own = {name: one for name, one in model.named_parameters() if id(one) not in seen}
-            unfinished.append({name: one.grad.detach() for name, one in own.items() if one.grad is not None})
+            own = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in seen}
+            unfinished.append(
+                {name: parameter.grad.detach() for name, parameter in own.items() if parameter.grad is not None}
+            )
             seen |= set(map(id, own.values()))
         return unfinished
 

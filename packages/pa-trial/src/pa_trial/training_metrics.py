@@ -61,7 +61,9 @@ class WorkloadMetrics:
         names, batches = agreed_names("train_batch", places), payloads[0]
         if len(payloads) > 1:
             of_ranks = zip(*payloads, strict=True)
-            batches = [{name: _mean_of_values([one[name] for one in ranks]) for name in names} for ranks in of_ranks]
+            batches = [
+                {name: _mean_of_values([metrics[name] for metrics in ranks]) for name in names} for ranks in of_ranks
+            ]
         return {name: _average([batch[name] for batch in batches]) for name in names}, batches
 
 

@@ -40,7 +40,9 @@ def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback])
         callbacks: The chief's, by name.
     """
     models, scaler = parts.trained.models, parts.trained.scaler
-    content: dict[str, Any] = {name: [one.state_dict() for one in targets] for name, targets in _targets(parts).items()}
+    content: dict[str, Any] = {
+        name: [target.state_dict() for target in targets] for name, targets in _targets(parts).items()
+    }
     content[CALLBACKS] = {name: callback.state_dict() for name, callback in callbacks.items()}
     content[BESIDE_WEIGHTS] = [SavedModel.of(model)._replace(weights={})._asdict() for model in models]
     if scaler is not None:
@@ -176,11 +178,11 @@ def _targets(parts: ContextParts) -> dict[str, Sequence[Any]]:
 def _require_states(name: str, targets: Sequence[Any], content: Mapping[str, Any], saved: SavedTrial) -> None:
     """Raise an error unless there is one fitting state for each target."""
     found: object = content.get(name)
-    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in cast("list[object]", found)):
+    if not isinstance(found, list) or not all(isinstance(state, Mapping) for state in cast("list[object]", found)):
         raise _refusal(saved, f"{name} is not a list of states", "the content of a trial's checkpoint")
     states = cast("list[dict[str, Any]]", found)
     if len(states) != len(targets):
-        kinds = ", ".join(type(one).__name__ for one in targets) or "none"
+        kinds = ", ".join(type(target).__name__ for target in targets) or "none"
         raise _refusal(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as the trial has: {kinds}")
     for target, state in zip(targets, states, strict=True):
         fitted = fitted_weights(target, state) if name == MODELS else state

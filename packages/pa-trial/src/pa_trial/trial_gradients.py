@@ -150,7 +150,7 @@ class TrialGradients:
         """Raise an error for parameters that were unfrozen for backward passes only, so that no exchange knows them."""
         frozen = {id(parameter) for parameter in self._reached if not parameter.requires_grad}
         if frozen and frozen.difference(
-            id(one) for exchange in self._exchanges.values() for one in exchange.parameters
+            id(parameter) for exchange in self._exchanges.values() for parameter in exchange.parameters
         ):
             raise InvalidExperimentException(
                 "Parameters were frozen again between a backward pass and the exchange of its gradients, so the "

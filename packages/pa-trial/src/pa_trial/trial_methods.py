@@ -53,7 +53,9 @@ def batch_evaluation(trial: PyTorchTrial[Any]) -> Callable[[Any, int], Metrics]:
     """
     evaluate: Callable[..., Metrics] = trial.evaluate_batch
     parameters = inspect.signature(evaluate).parameters
-    takes_index = "batch_idx" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    takes_index = "batch_idx" in parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     if takes_index:
         return lambda batch, batch_idx: evaluate(batch=batch, batch_idx=batch_idx)
     return lambda batch, _batch_idx: evaluate(batch=batch)

@@ -146,11 +146,11 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
     return metrics
 
 
-def _check_reducer(reducer: object) -> None:
-    reducers = list(cast("Mapping[str, object]", reducer).values()) if isinstance(reducer, Mapping) else [reducer]
-    for one in reducers:
-        if not isinstance(one, Reducer):
-            problem = f"evaluation_reducer must return Reducer.AVG, SUM, MAX or MIN, got {one!r}."
+def _check_reducer(returned: object) -> None:
+    reducers = list(cast("Mapping[str, object]", returned).values()) if isinstance(returned, Mapping) else [returned]
+    for reducer in reducers:
+        if not isinstance(reducer, Reducer):
+            problem = f"evaluation_reducer must return Reducer.AVG, SUM, MAX or MIN, got {reducer!r}."
             raise InvalidExperimentException(problem, do="For other reductions use context.wrap_reducer.")
 
 
