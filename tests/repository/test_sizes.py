@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_900,
+    "code lines of pa-core": 16_050,
     "code lines of all packages": 39_300,
     "code lines of tests": 61_500,
     "code lines of a module of pa-core": 555,

@@ -174,7 +174,7 @@ class Exchange(Protocol):
         ...
 
     def require_no_gradients(self, part: Part) -> None:
-        """Raise an error for gradients before the backward pass of a batch, if they are not added to those of the pass.
+        """Raise an error for gradients before the backward pass of a batch, which the exchange does not add up.
 
         Called in the first updates of a trainer.
 
@@ -528,7 +528,7 @@ class Tree(Alone):
 
     @override
     def require_no_gradients(self, part: Part) -> None:
-        """Raise an error for gradients of this batch: they would be weighted with those of the pass.
+        """Raise an error for gradients of this batch, which the tree would weigh together with the trainer's.
 
         Raises:
             ConfigurationError: A step has run its own backward pass.

@@ -24,7 +24,7 @@ def fingerprint(run: ResumableRun, *, shares_buffers: bool, requires_same_buffer
 
     Args:
         run: The run.
-        shares_buffers: Whether all processes have the buffers of the models in common: those of rank zero, as in
+        shares_buffers: Whether all processes have the buffers of the models in common: rank zero's, as in
             training states.
         requires_same_buffers: Whether the buffers must be the same already, on all processes.
 
