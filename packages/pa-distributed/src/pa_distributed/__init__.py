@@ -1,4 +1,6 @@
-"""Processes that fail, wait and decide together, on ``torch.distributed`` alone.
+"""Tools for training on several processes: errors that end all ranks, hang reports, checks, messages and gradient sums.
+
+They work in any loop that uses ``torch.distributed``, and need no other library.
 
 Public are the names in ``__all__`` of ``pa_distributed``, ``pa_distributed.gradient_tree`` and
 ``pa_distributed.gradients``.

@@ -1,4 +1,4 @@
-"""How the micro-batches of an update change buffers, such as the running statistics of batch norm."""
+"""Combines the changes that the micro-batches of an update make to buffers, such as batch norm's running statistics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pa_distributed._torch import BUFFERS, all_gather_single, foreach, versions_
 from pa_distributed._tree import Node, nodes_of_ranks, push
 
 Changes: TypeAlias = dict[int, Tensor]
-"""By the number of the group, in double precision: its weighed change, or the whole numbers that all agree on.
+"""By the number of the group, in double precision: its weighted change, or the integers of all micro-batches.
 
-Of the only micro-batch of an update: what it has left."""
+In an update of a single micro-batch: the new values.
+"""
 
 _SMALL: Final = 1 << 13
 """In elements; most masks and tables are larger."""
@@ -30,19 +31,19 @@ class _Buffer(NamedTuple):
 
 
 class _Group:
-    """Buffers of one type that are looked at together, as each operation takes longer for its beginning than for them.
+    """Buffers of one type that are processed together, as starting an operation takes longer than the operation itself.
 
     Attributes:
-        tensors: What they are.
-        is_weighed: Whether the mean of their changes counts; whole numbers have to agree.
-        numel: How many elements they have.
-        saved: What they were before the update, one after the other.
+        tensors: The buffers.
+        is_weighed: Whether the mean of the changes counts; integers have to agree.
+        numel: The number of elements of all buffers.
+        saved: The values before the update, in consecutive memory.
     """
 
     def __init__(self, members: Sequence[_Buffer], *, always_changes: bool) -> None:
         self._members = members
         self._always_changes = always_changes
-        self.tensors: list[Tensor] = [one.tensor for one in members]
+        self.tensors: list[Tensor] = [member.tensor for member in members]
         self._sizes = [tensor.numel() for tensor in self.tensors]
         self._versions = self._saved_versions = [-1]
         self._copy = foreach("copy_")
@@ -51,7 +52,7 @@ class _Group:
         self.saved: Tensor = torch.empty(0)
 
     def save(self, versions: list[int]) -> None:
-        """Keep what they are; an old copy that is still true stays.
+        """Remember the current values, unless the last copy is still up to date.
 
         Args:
             versions: The versions of the tensors.
@@ -61,22 +62,22 @@ class _Group:
             self._saved_versions, self.saved = versions, _flat(self.tensors)
 
     def restore(self) -> None:
-        """Let them be what was saved."""
-        for one in self._members:
-            one.holder[one.key] = one.tensor
+        """Set the buffers to the saved values."""
+        for member in self._members:
+            member.holder[member.key] = member.tensor
         self.assign(self.saved)
 
     def assign(self, flat: Tensor) -> None:
-        """Give them values.
+        """Set the buffers to some values.
 
         Args:
-            flat: The values one after the other.
+            flat: The values of all buffers in consecutive memory.
         """
         pieces = zip(torch.split(flat, self._sizes), self.tensors, strict=True)
         self._copy(self.tensors, [piece.view(tensor.shape) for piece, tensor in pieces])
 
     def follow(self, versions: list[int]) -> None:
-        """Take what they are from here on for unchanged.
+        """Consider the current values unchanged.
 
         Args:
             versions: The versions of the tensors.
@@ -84,51 +85,51 @@ class _Group:
         self._versions = versions
 
     def has_changed(self, versions: list[int]) -> bool:
-        """Return whether they may be something else than when they were saved.
+        """Return whether the values may differ from the saved values.
 
         Args:
             versions: The versions of the tensors.
         """
         if self._always_changes or versions != self._versions:
             return True
-        return any(one.holder.get(one.key) is not one.tensor for one in self._members)
+        return any(member.holder.get(member.key) is not member.tensor for member in self._members)
 
     def values(self) -> Tensor:
-        """Return what they are now, one after the other.
+        """Return the current values in consecutive memory.
 
         Raises:
-            ValueError: One has another shape or type than before.
+            ValueError: The shape or type of a buffer has changed.
         """
-        now = [one.holder.get(one.key) for one in self._members]
-        for one, after in zip(self._members, now, strict=True):
-            before = one.tensor
+        now = [member.holder.get(member.key) for member in self._members]
+        for member, after in zip(self._members, now, strict=True):
+            before = member.tensor
             if after is None or (after.shape, after.dtype) != (before.shape, before.dtype) or after.is_complex():
                 raise ValueError(
-                    f"The forward pass has given the buffer {one.name} another shape or type, so it has no mean: "
+                    f"The forward pass has given the buffer {member.name} another shape or type, so it has no mean: "
                     f"{_described(after)}, before {_described(before)}. Keep the shape of buffers, or keep what grows "
                     "in a plain attribute."
                 )
         return _flat(cast("list[Tensor]", now))
 
     def name_at(self, index: int) -> str:
-        """Return the name of the buffer that an element belongs to.
+        """Return the name of the buffer that contains an element.
 
         Args:
             index: The number of the element.
         """
         ends = accumulate(self._sizes)
-        return next(one.name for one, end in zip(self._members, ends, strict=True) if index < end)
+        return next(member.name for member, end in zip(self._members, ends, strict=True) if index < end)
 
 
 class Buffers:
-    """Lets each micro-batch of an update begin with the same buffers, and adds up what all of them change.
+    """Restores the same buffers before each micro-batch of an update, and adds up the changes of all micro-batches.
 
     Args:
         modules: The modules by name.
         world: The number of processes.
 
     Attributes:
-        num_groups: The number of groups that the buffers are looked at in; 0 where there are none.
+        num_groups: The number of groups of buffers; 0 without buffers.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], world: int) -> None:
@@ -143,7 +144,7 @@ class Buffers:
         self.find()
 
     def find(self) -> None:
-        """Look again for the modules that have buffers; what they hold is looked at for each update."""
+        """Search the modules again for modules with buffers. The buffers themselves are looked up in each update."""
         self._holders = [
             (f"{name}.{path}".rstrip("."), vars(part)[BUFFERS])
             for name, module in self._modules.items()
@@ -152,7 +153,7 @@ class Buffers:
         ]
 
     def start_update(self, count: int) -> None:
-        """Keep what the buffers are before an update.
+        """Remember the buffers before an update.
 
         Args:
             count: The number of its micro-batches on all processes.
@@ -162,7 +163,7 @@ class Buffers:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Keep what the buffers are, between two updates; only those that have changed since are copied."""
+        """Remember the buffers between two updates; only buffers that have changed are copied."""
         found = {
             id(tensor): _Buffer(f"{path}.{key}", holder, key, tensor)
             for path, holder in self._holders
@@ -177,7 +178,7 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Let the buffers be what they were when they were kept."""
+        """Set the buffers to the remembered values."""
         changed = [group for group, versions in self._with_versions() if group.has_changed(versions)]
         for group in changed:
             group.restore()
@@ -186,14 +187,14 @@ class Buffers:
 
     @torch.no_grad()
     def take(self, index: int, weight: float) -> None:
-        """Take what a micro-batch has changed.
+        """Store the changes of a micro-batch.
 
         Args:
             index: Its number in the update.
-            weight: Its part in the samples of the update.
+            weight: Its samples divided by the samples of the update.
 
         Raises:
-            ValueError: A buffer has another shape or type than before; or whole numbers differ.
+            ValueError: The shape or type of a buffer has changed, or integers differ.
         """
         if not self._groups:
             return
@@ -201,22 +202,22 @@ class Buffers:
         for number, (group, versions) in enumerate(self._with_versions()):
             if group.has_changed(versions):
                 changes[number] = now = group.values().double()
-                # Of the only one, what buffers are now: a difference that is added again may be rounded.
+                # Of a single micro-batch the values themselves: a difference that is added again may be rounded.
                 if self._count > 1 and group.is_weighed:
                     changes[number] = (now - _base(group.saved)) * weight
         push(self._nodes, Node(0, index, changes), self._count, self._add)
 
     def changed(self) -> list[bool]:
-        """Return which groups any micro-batch of this process has changed."""
+        """Return for each group whether any micro-batch of this process has changed it."""
         numbers = {number for node in self._nodes for number in node.value}
         return [number in numbers for number in range(self.num_groups)]
 
     @torch.no_grad()
     def finish(self, changed: Sequence[bool]) -> None:
-        """Change the buffers by what all micro-batches of the update add up to; every process must call this.
+        """Apply the sum of the changes of all micro-batches to the buffers; every process must call this.
 
         Args:
-            changed: Which groups any process has changed.
+            changed: For each group, whether any process has changed it.
         """
         numbers = [number for number, is_changed in enumerate(changed) if is_changed]
         if self._world > 1 and numbers:
@@ -227,7 +228,7 @@ class Buffers:
             saved = group.saved
             if group.is_weighed:
                 group.assign((change if self._count == 1 else _base(saved) + change).to(saved.dtype))
-            else:  # what is larger than a double holds exactly, and did not change, stays
+            else:  # integers that are too large for a double, and did not change, are kept
                 group.assign(torch.where(saved.double() == change, saved, change.to(saved.dtype)))
         self._follow()
 
@@ -243,16 +244,17 @@ class Buffers:
         all_gather_single(gathered, own)
         self._nodes = []
         for of_rank, flats in zip(of_ranks, gathered.view(self._world, most, sum(sizes)), strict=True):
-            for one, flat in zip(of_rank, flats, strict=False):
+            for node, flat in zip(of_rank, flats, strict=False):
                 value = dict(zip(numbers, torch.split(flat, sizes), strict=True))
-                push(self._nodes, Node(one.level, one.place, value), self._count, self._add)
+                push(self._nodes, Node(node.level, node.place, value), self._count, self._add)
 
     def _with_versions(self) -> Iterator[tuple[_Group, list[int]]]:
-        """Iterate over the groups and the versions of their tensors, which are read at once."""
+        """Iterate over the groups and the versions of their tensors, which are read in one call."""
         versions = iter(versions_of([tensor for group in self._groups for tensor in group.tensors]))
         return ((group, list(islice(versions, len(group.tensors)))) for group in self._groups)
 
     def _follow(self) -> None:
+        """Consider the current values of all groups unchanged."""
         for group, versions in self._with_versions():
             group.follow(versions)
 
@@ -260,7 +262,7 @@ class Buffers:
         """Return the changes of two nodes together.
 
         Raises:
-            ValueError: Whole numbers differ; on an accelerator nobody waits for them to be compared.
+            ValueError: Integers differ. On an accelerator they are not compared, since that would wait for the device.
         """
         for number, change in right.items():
             group, other = self._groups[number], left.get(number)
@@ -280,7 +282,7 @@ class Buffers:
         return left
 
     def _change(self, changes: Changes, number: int) -> Tensor:
-        """Return the change of a group; whole numbers that are the same as before are NaN."""
+        """Return the change of a group; integers that have not changed are NaN."""
         if number in changes:
             return changes[number]
         group = self._groups[number]
@@ -288,31 +290,33 @@ class Buffers:
 
 
 def _grouped(buffers: Iterable[_Buffer]) -> list[_Group]:
-    """Small buffers of a type are looked at together, others one by one."""
+    """Return small buffers in a group for each type, and each large buffer in a group alone."""
     together: dict[torch.dtype, list[_Buffer]] = {}
     alone: list[_Group] = []
-    for one in buffers:
-        if _is_small(one.tensor):
-            together.setdefault(one.tensor.dtype, []).append(one)
+    for buffer in buffers:
+        if _is_small(buffer.tensor):
+            together.setdefault(buffer.tensor.dtype, []).append(buffer)
         else:
-            alone.append(_Group([one], always_changes=False))
+            alone.append(_Group([buffer], always_changes=False))
     return [*(_Group(members, always_changes=True) for members in together.values()), *alone]
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of some tensors in consecutive memory."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _base(tensor: Tensor) -> Tensor:
-    """Return what changes are relative to: zero where a buffer is infinite, as a mask or the minimum of nothing is."""
+    """Return the values that changes are relative to: zero where a buffer is infinite, as in a mask."""
     exact = tensor.double()
     return torch.where(exact.isinf(), 0.0, exact)
 
 
 def _is_small(tensor: Tensor) -> bool:
-    """Whether it counts as changed in any case: kernels such as batch norm's do not tell torch what they change."""
+    """Return whether a buffer always counts as changed, since some kernels do not report their changes."""
     return (tensor.numel() <= _SMALL or tensor.dim() == 1) and not tensor.is_complex()
 
 
 def _described(tensor: Any) -> str:
+    """Return the shape and type of a buffer in words."""
     return "none" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -1,4 +1,4 @@
-"""Compares what must be the same on all processes, and shows what differs rank by rank."""
+"""Comparison of values that must be the same on all processes; the differences are shown rank by rank."""
 
 from __future__ import annotations
 
@@ -34,30 +34,39 @@ def require_same(
     exchange: Callable[[list[int]], Sequence[Sequence[float]]] | None = None,
     explain: Callable[[str], str | None] | None = None,
 ) -> None:
-    """Raise the same error on all processes for anything that differs between them; every process must call this.
+    """Raise the same error on all processes if any of some values differs between them.
 
-    It takes one small exchange, of a digest. What differs is exchanged, as short texts, only if anything does.
+    Call it at the start of a script, on every process. Ranks with a different learning rate, model or number of files
+    often train for a while, and then hang or diverge. This check costs one small collective, in which the processes
+    compare hashes. Only if a hash differs do they exchange the values, as short texts, for the message. On one process
+    it does nothing.
 
     Args:
-        values: What has to be the same, by name; or a function that returns it, which is not called on one process.
-            Texts and numbers are compared as they are, and so are dictionaries, lists and tuples of them, dataclasses
-            and partial functions; modules by their layers, and the shapes of their parameters and buffers; optimizers
-            by the parameters and settings of their groups; of anything else, the class.
-        exchange: Called with a few small whole numbers, sends them to all processes, together with what they exchange
-            anyway, and returns what each process has sent; None to send them alone.
-        explain: Called with what differs, returns the text of the error; None for the usual text.
+        values: The values by name, or a function that returns them, which is not called on one process. Texts, numbers,
+            and dictionaries, lists and tuples of them are compared by value, and so are dataclasses and partial
+            functions. Modules are compared by their layers, and by the shapes of their parameters and buffers, not by
+            their weights. Optimizers are compared by the parameters and settings of their groups, and any other object
+            by its class.
+        exchange: A function that sends a few integers below 65536 to all processes, and returns a list with the
+            integers of each rank. Pass it to send them with a collective that your loop needs anyway. By default they
+            are sent alone.
+        explain: A function that returns the text of the error when called with the text of the differences, or None for
+            the usual text. By default the usual text is used.
 
     Raises:
-        RanksDifferError: Something differs.
+        RanksDifferError: A value differs between the processes. The message lists up to eight differences, without
+            passwords in URLs.
 
     Example:
-        >>> require_same({"learning rate": 0.1, "files": "12 in data/"})
+        >>> model = nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> require_same({"model": model, "optimizer": optimizer, "files": "12 in data/"})
     """
     if is_alone():
         return
     own = describe_values(values() if callable(values) else values)
     of_each = (exchange or gather_objects)(digest(own))
-    if all(one == of_each[0] for one in of_each):
+    if all(numbers_of_rank == of_each[0] for numbers_of_rank in of_each):
         return
     found = differences(gather_objects(own))
     more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
@@ -70,7 +79,7 @@ def require_same(
 
 
 def without_secrets(text: str) -> str:
-    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
 
     Args:
         text: A message.
@@ -83,27 +92,27 @@ def without_secrets(text: str) -> str:
 
 
 def digest(texts: Mapping[str, str]) -> list[int]:
-    """Return small whole numbers that are the same on two processes if, and in practice only if, their texts are.
+    """Return four small integers that are the same on two processes if, and in practice only if, their texts are.
 
     Args:
-        texts: What is compared, by name.
+        texts: The compared texts by name.
 
     Example:
         >>> digest({"num_epochs": "3"}) == digest({"num_epochs": "3"}), digest({"num_epochs": "3"}) == digest({})
         (True, False)
     """
-    # Not the built-in hash, which is another one in each process.
+    # Not the built-in hash, which differs between processes.
     whole = hashlib.sha256(repr(sorted(texts.items())).encode(errors="surrogatepass")).digest()
     return [*struct.unpack_from(">4H", whole)]  # any dtype that is exchanged holds 16 bits exactly, float32 included
 
 
 def differences(texts_of_each: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a line for each text that is not the same on all processes; last come those that some do not have.
+    """Return a line for each text that differs between processes; texts that some processes lack come last.
 
-    If the first text of all differs, what follows belongs to something else altogether, and is left out.
+    If the first text differs, all later texts belong to a different thing, and are left out.
 
     Args:
-        texts_of_each: The texts of each process, in the order of the ranks.
+        texts_of_each: The texts by name of each process, in the order of the ranks.
 
     Example:
         >>> differences([{"num_epochs": "3"}, {"num_epochs": "4"}, {"num_epochs": "4"}])
@@ -120,6 +129,7 @@ def differences(texts_of_each: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _line(name: str, of_each: Sequence[str]) -> str:
+    """Return the line about a text that differs."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(of_each):
         ranks.setdefault(text, []).append(rank)
@@ -130,20 +140,25 @@ def _line(name: str, of_each: Sequence[str]) -> str:
 
 
 def _shortened(text: str, start: int) -> str:
-    """What is shown of a text: of long ones, the part from where they differ."""
+    """Return the shown part of a text; a long text is shown from the first difference on."""
     shown = f"...{text[start:]}" if start else text
     return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}..."
 
 
 def describe_values(values: Mapping[str, object]) -> dict[str, str]:
-    """Return a text of each value, or several where it has parts.
+    """Return a text for each value, or several texts if the value has parts.
 
     Args:
-        values: Anything by name. Texts stay as they are; of a module there are texts of its layers, parameters and
-            buffers, and of an optimizer texts of the parameters, named as in the modules, and settings of its groups.
+        values: Any values by name. A text describes itself. A module is described by texts of its layers, parameters
+            and buffers, and an optimizer by texts of its groups: their settings, and their parameters by the names in
+            the modules.
     """
     modules = {name: value for name, value in values.items() if isinstance(value, nn.Module)}
-    owned = {id(one): f"{name}.{inner}" for name, module in modules.items() for inner, one in module.named_parameters()}
+    owned = {
+        id(parameter): f"{name}.{inner}"
+        for name, module in modules.items()
+        for inner, parameter in module.named_parameters()
+    }
     texts: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):
@@ -156,11 +171,11 @@ def describe_values(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def describe_value(value: object, depth: int = 0) -> str:
-    """Return the text of a setting: of plain values what they are, of others what kind of thing they are.
+    """Return the text of a setting: a plain value is written out, and any other value is described by its kind.
 
     Args:
-        value: Anything.
-        depth: How many containers it is in.
+        value: Any value.
+        depth: How many containers enclose the value.
 
     Example:
         >>> describe_value({"lr": 0.1, "betas": (0.9, 0.99)}), describe_value(nn.Linear), describe_value(nn.ReLU())
@@ -170,20 +185,21 @@ def describe_value(value: object, depth: int = 0) -> str:
     """
     if isinstance(value, functools.partial):
         made = cast("functools.partial[object]", value)
-        parts = [describe_value(one, depth + 1) for one in (made.func, *made.args, made.keywords)]
+        parts = [describe_value(part, depth + 1) for part in (made.func, *made.args, made.keywords)]
         return f"partial({', '.join(filter(None, parts))})"
     if is_dataclass(value) and not isinstance(value, type):
-        compared = {one.name: getattr(value, one.name, None) for one in fields(value) if one.compare}
+        compared = {setting.name: getattr(value, setting.name, None) for setting in fields(value) if setting.compare}
         return f"{type(value).__qualname__}({describe_value(compared, depth + 1)})"
     if depth < _DEEPEST and isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
-        return ", ".join(sorted(f"{key}={describe_value(one, depth + 1)}" for key, one in entries))
+        return ", ".join(sorted(f"{key}={describe_value(entry, depth + 1)}" for key, entry in entries))
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
-        return f"({', '.join(describe_value(one, depth + 1) for one in cast('Sequence[object]', value))})"
+        return f"({', '.join(describe_value(item, depth + 1) for item in cast('Sequence[object]', value))})"
     return _describe_single(value)
 
 
 def _describe_single(value: object) -> str:
+    """Return the text of a value that is not a container."""
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, numbers.Integral):
@@ -199,18 +215,20 @@ def _describe_single(value: object) -> str:
 
 
 def _describe_module(name: str, module: nn.Module) -> dict[str, str]:
+    """Return texts of the layers, parameters and buffers of a module."""
     layers = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())  # annotated in part
     texts = {f"{name}.{inner}".rstrip("."): _describe_layer(layer) for inner, layer in layers}
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return texts | {f"{name}.{inner}": _describe_tensor(one) for inner, one in tensors}
+    return texts | {f"{name}.{inner}": _describe_tensor(tensor) for inner, tensor in tensors}
 
 
 def _describe_optimizer(name: str, optimizer: Optimizer, owned: Mapping[int, str]) -> dict[str, str]:
+    """Return texts of the groups of an optimizer."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     texts = {name: type(optimizer).__qualname__, f"{name}, number of groups": str(len(groups))}
     for index, group in enumerate(groups):
         of_group = name if len(groups) == 1 else f"{name}, group {index}"
-        held = [owned.get(id(one), _describe_tensor(one)) for one in group["params"]]
+        held = [owned.get(id(parameter), _describe_tensor(parameter)) for parameter in group["params"]]
         texts[f"{of_group}, parameters"] = ", ".join(held)
         settings = {key: value for key, value in group.items() if key != "params"}
         texts |= {f"{of_group}, {key}": describe_value(_plain(value)) for key, value in settings.items()}
@@ -218,7 +236,7 @@ def _describe_optimizer(name: str, optimizer: Optimizer, owned: Mapping[int, str
 
 
 def _describe_layer(layer: nn.Module) -> str:
-    """The class of a module, and the settings of one of torch's."""
+    """Return the class of a module, with its settings if the class is defined by torch."""
     kind = type(layer)
     if not kind.__module__.startswith("torch.nn.modules."):
         return kind.__qualname__
@@ -228,6 +246,7 @@ def _describe_layer(layer: nn.Module) -> str:
 
 
 def _describe_tensor(tensor: Tensor) -> str:
+    """Return the type and shape of a tensor, and whether it is frozen or sharded."""
     if is_lazy(tensor):
         return "not initialized"
     frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
@@ -239,4 +258,5 @@ def _describe_tensor(tensor: Tensor) -> str:
 
 
 def _plain(value: object) -> object:
+    """Return the number in a tensor with a single element, and any other value unchanged."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

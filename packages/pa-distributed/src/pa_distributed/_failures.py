@@ -1,7 +1,7 @@
-"""What comes of an exception in a run of several processes.
+"""The handling of exceptions in a run of several processes.
 
-One that all of them raise is shown once, and left to the caller. A process that fails alone ends, so that none waits
-for it.
+An exception that all processes raise is printed once and left to the caller. A process that fails alone ends, so that
+no other process waits for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pa_distributed._processes import num_processes
 from pa_distributed._torch import store_of_processes
 
 SECONDS_TO_FAIL_TOGETHER = 3.0
-"""How much later than the first process the last one may fail for all of them to have failed together."""
+"""How much later than the first process the last process may fail, if all of them count as failed together."""
 
 SECONDS_TO_CLEAN_UP = 30.0
-"""How long it may take to close what is open, before a process that failed alone ends in any case."""
+"""How long the cleanup of a process that failed alone may take before the process ends in any case."""
 
 _SECONDS_TO_COMPARE = 1.0
-"""All processes have failed by then, and only have to look whether it was for the same reason."""
+"""How long to compare the errors after all processes have failed."""
 
 _SECONDS_UNTIL_SHOWN = 10.0
 _SECONDS_UNTIL_NOTED = 3.0
@@ -44,26 +44,35 @@ _SHARED = "_shared_by_processes"
 
 @contextmanager
 def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -> Generator[None]:
-    """End this process if an exception leaves the context here and not on all processes.
+    """End this process at once if an exception leaves the ``with`` block on this process, and not on all processes.
 
-    A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and
-    the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` further out,
-    may keep it from. With one process, and where all fail within a few seconds, the exception is left to the caller;
-    where it is the same on all, the first process alone will show it.
+    Put your training loop into this block. If a single rank fails, the other ranks wait for it in the next collective,
+    often for many minutes, and the launcher can end them only after the failed process has ended. A thread of the
+    script, or an ``except`` further out, can prevent this end. This block prints the traceback, writes the error to the
+    file that torchrun reads, calls ``on_failure``, and ends the process without running ``atexit`` functions or
+    ``finally`` clauses of callers.
 
-    The traceback is printed, and written to where torchrun looks for it, before anything is closed. Neither ``atexit``
-    functions nor the ``finally`` of callers run.
+    If all processes fail within three seconds, or if there is one process, the exception is raised as usual, and the
+    caller may catch it. If all of them raise the same exception, only rank 0 prints its traceback.
 
     Args:
-        on_failure: Closes what is open; it cannot communicate. It is called with the exception, and with whether this
-            process lives on, because all processes have failed. Its exceptions take the place of the first.
+        on_failure: A function that closes open files and the like. It is called with the exception, and with whether
+            this process continues because all processes have failed. It must not communicate with other processes. If
+            it raises an exception, that exception replaces the first. By default nothing is closed.
+
+    Raises:
+        BaseException: The exception of the block, if all processes have failed or if there is one process.
 
     Example:
-        >>> with fail_fast(lambda error, lives_on: print("closing files")):
-        ...     raise OSError("no space left")
-        Traceback (most recent call last):
-        ...
-        OSError: no space left
+        >>> def close_files(error: BaseException, continues: bool) -> None:
+        ...     print(f"closing files after {type(error).__name__}")
+        >>> try:
+        ...     with fail_fast(close_files):
+        ...         raise OSError("no space left")
+        ... except OSError as error:  # on one process the error is raised as usual
+        ...     print(error)
+        closing files after OSError
+        no space left
     """
     try:
         yield
@@ -76,6 +85,7 @@ def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -
 
 @contextmanager
 def _ending_unless_all_fail(exception: BaseException) -> Generator[bool]:
+    """Yield whether all processes fail; if they do not, end this process after the block."""
     if num_processes() == 1:
         yield True
         return
@@ -85,14 +95,14 @@ def _ending_unless_all_fail(exception: BaseException) -> Generator[bool]:
     deadline.start()
     tell_launcher(exception)
     failed_alone: int | None = rank
-    with suppress(BaseException):  # whoever keeps the store has ended, or Ctrl-C was pressed again
+    with suppress(BaseException):  # the process that keeps the store has ended, or Ctrl-C was pressed again
         failed_alone = _rank_that_comes_alone(_FAILURES, SECONDS_TO_FAIL_TOGETHER)
     if failed_alone is None:
         deadline.cancel()
         # Its thread refers to the exception, and so to all frames of the run. If it let go of them last, it would close
         # their generators and loaders, and as a daemon thread perhaps while Python ends, which aborts the process.
         deadline.join()
-        if written := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # the caller may catch it, and another one end this
+        if written := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # the caller may catch this error, and fail later
             Path(written).unlink(missing_ok=True)
         _show_once(exception, _SECONDS_TO_COMPARE)
         yield True
@@ -112,7 +122,7 @@ def _ending_unless_all_fail(exception: BaseException) -> Generator[bool]:
 
 
 def tell_launcher(exception: BaseException) -> None:
-    """Write an error where torchrun looks for the cause; it takes the oldest of all ranks for it.
+    """Write an error to the file in which torchrun looks for the cause; torchrun shows the oldest error of all ranks.
 
     Args:
         exception: The error, which is being handled.
@@ -124,19 +134,20 @@ def tell_launcher(exception: BaseException) -> None:
 
 
 def _show_uncaught(exception: BaseException) -> None:
-    """Print a traceback as at the end of a script; torch puts the rank before each line."""
+    """Print a traceback as Python does at the end of a script; torch puts the rank before each line."""
     with suppress(Exception):
         sys.excepthook(type(exception), exception, exception.__traceback__)
 
 
 def _show_and_exit(exception: BaseException) -> None:
+    """Print a traceback, and end the process although the cleanup has not finished."""
     _show_uncaught(exception)
     _write(f"[rank{dist.get_rank()}]: Cleaning up took more than {SECONDS_TO_CLEAN_UP:g} seconds.\n")
     _exit(exception)
 
 
 def _exit(exception: BaseException) -> NoReturn:
-    """End the process now, no matter which threads are alive; what was printed is not lost."""
+    """End the process now, even if threads are alive, and after its output is written."""
     try:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
@@ -146,7 +157,7 @@ def _exit(exception: BaseException) -> NoReturn:
 
 
 def _exit_status(exception: BaseException) -> int:
-    """The status that Python would end with, and never 0, which the launcher would take for a success."""
+    """Return the status with which Python would end, but never 0, which a launcher would read as a success."""
     if isinstance(exception, SystemExit):
         code = exception.code
         return code % 256 or 1 if isinstance(code, int) else 1
@@ -154,20 +165,32 @@ def _exit_status(exception: BaseException) -> int:
 
 
 def _write(text: str) -> None:
+    """Print a text on the standard error stream."""
     with suppress(Exception):
         sys.stderr.write(text)
 
 
 @contextmanager
 def print_errors_once() -> Generator[None]:
-    """Within the context, an error that all processes raise is shown once; it is raised on each of them.
+    """Print an error that all processes raise once instead of once per process; each process still raises it.
+
+    Use it for code that runs before a training loop on all ranks, for example a check of the configuration. Eight
+    copies of a traceback are hard to read. If all processes raise the same error within three seconds, rank 0 prints
+    the traceback when its script ends, and each other rank prints one line that refers to it. If a process raises a
+    different error, or none, its output stays as usual.
+
+    Raises:
+        Exception: The error of the block.
 
     Example:
+        >>> def check(batch_size: int) -> None:
+        ...     if batch_size < 1:
+        ...         raise ValueError(f"The batch size must be positive, got {batch_size}.")
         >>> with print_errors_once():
-        ...     raise ValueError("on one process, nothing is different")
+        ...     check(batch_size=0)
         Traceback (most recent call last):
         ...
-        ValueError: on one process, nothing is different
+        ValueError: The batch size must be positive, got 0.
     """
     try:
         yield
@@ -177,19 +200,20 @@ def print_errors_once() -> Generator[None]:
 
 
 def _show_once(error: BaseException, seconds: float) -> None:
-    """Let the first process alone show an error, if all processes raise the same one and none catches it.
+    """Let only the first process print an error, if all processes raise the same error and none of them catches it.
 
-    It is the same where type, message, notes and traceback are. Where it tells apart what was given, that may differ,
-    or its sentence if it has no other part, and is in the line of each process. A process that does not learn in time
-    that the first one has shown the error shows it itself.
+    Two errors are the same if they have the same type, message, notes and traceback. In an error that separates the
+    given value from its problem, the value may differ between processes, and each process prints its value. So may the
+    problem, if there is no separate value. A process that does not learn in time that rank 0 has printed the error
+    prints it itself.
 
     Args:
-        error: What is about to be raised on this process.
-        seconds: How long the others may take to raise it.
+        error: The error that this process is about to raise.
+        seconds: How many seconds the other processes may take to raise it.
     """
     if not isinstance(error, Exception) or num_processes() == 1:
         return
-    with suppress(Exception):  # whoever keeps the store has ended: each process shows its error
+    with suppress(Exception):  # the process that keeps the store has ended: each process shows its error
         digest = hashlib.sha256(_text_to_compare(error).encode()).hexdigest()
         event = f"errors/{_times[_FAILURES]}/{digest}"
         if _rank_that_comes_alone(event, seconds) is None:
@@ -199,27 +223,28 @@ def _show_once(error: BaseException, seconds: float) -> None:
 
 
 _times: Counter[str] = Counter()
-"""How often this process has come to an event: as often as the others where all have come each time."""
+"""How many times this process has met each event; the same on all processes that have met all events together."""
 
 
 def _rank_that_comes_alone(event: str, seconds: float) -> int | None:
-    """Wait a little for all processes to come to an event; return the first to give that up, None if all have come."""
+    """Wait a little for all processes to meet an event; return the first rank that gives up, or None if all arrived."""
     _times[event] += 1
     store = _store_of(event)
     if store.add("come", 1) == dist.get_world_size():
         store.compare_set("verdict", "", "all")
     _becomes_true(lambda: store.check(["verdict"]), seconds)
-    # Only the first to set it decides, so that no process takes for an event of all what another one gave up.
+    # Only the first process to set it decides, so that all processes have the same verdict.
     decided = store.compare_set("verdict", "", str(dist.get_rank())).decode()
     return None if decided == "all" else int(decided)
 
 
 def _store_of(event: str) -> Store:
+    """Return the part of the store for an event."""
     return PrefixStore(f"pa_distributed/{event}/{_times[event]}", store_of_processes())
 
 
 class _Shared(NamedTuple):
-    """What is needed to show an error once, at the end of the script."""
+    """The values that are needed to print an error once at the end of the script."""
 
     store: Store
     rank: int
@@ -233,7 +258,7 @@ def _show(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Show an exception that nobody has caught; the launcher ends all processes once the first one has ended."""
+    """Print an exception that was not caught; the launcher ends all processes once the first process has ended."""
     shared = getattr(error, _SHARED, None)
     if not isinstance(shared, _Shared):
         show_in_full(kind, error, trace)
@@ -253,7 +278,7 @@ def _show(
 
 
 def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again: a store that is waited on for too long may not answer any more."""
+    """Check a condition again and again; a store in which a call waits for too long may not answer any more."""
     give_up = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up:
@@ -264,7 +289,7 @@ def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
 
 @runtime_checkable
 class _Explained(Protocol):
-    """An error that tells apart what was given and what to do, such as an error of pa-core."""
+    """An error that separates the given value from the problem and the action to take."""
 
     problem: str
     given: str
@@ -273,6 +298,7 @@ class _Explained(Protocol):
 
 
 def _text_to_compare(error: Exception) -> str:
+    """Return a text that is the same for the same errors."""
     if not isinstance(error, _Explained):
         return "".join(traceback.format_exception(error))
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -280,6 +306,7 @@ def _text_to_compare(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
+    """Return the line that stands for an error whose traceback rank 0 prints."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
     given = error.given or error.problem if isinstance(error, _Explained) else ""
     return f"{kind}; given here: {' '.join(given.split())}" if given else kind

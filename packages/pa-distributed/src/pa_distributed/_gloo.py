@@ -1,4 +1,4 @@
-"""What a process on gloo needs to fork workers in the middle of a run, and to end in order."""
+"""Two workarounds for gloo: an orderly end of the process, and forks that cannot deadlock."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ _SECONDS_BETWEEN_LOOKS = 0.0005
 
 
 def prepare_gloo() -> None:
-    """Make this process leave the others in order when it ends, and fork only while threads of gloo rest.
+    """Prevent crashes at exit and deadlocks in data loader workers of processes that communicate through gloo.
 
-    Call it once the processes are connected; where they are not by gloo, nothing is changed. What is changed stays
-    until the process ends.
+    Call it once on every process, after ``torch.distributed.init_process_group("gloo")``. With other backends, and on
+    one process, it does nothing. Its effect lasts until the process ends.
 
-    Threads of gloo that are still alive when Python ends abort some processes after their work is done, with an exit
-    status that tells the launcher of a failure. And after each collective on tensors that Python knows, a thread of
-    gloo takes Python's lock to give them back, and holds the list of Python's threads locked for a moment. CPython 3.11
-    copies that lock with a fork, locked as it is, and then waits for it in the child for ever: the worker of a loader
-    never comes to life, and the run stands still. On two busy cores it took a minute or two of training with forks in
-    each epoch. Elsewhere than on Linux, where nothing tells what a thread does, forks stay as they are.
+    It works around two problems:
+
+    - **Crashes at exit.** If threads of gloo are alive when Python ends, they abort some processes after all work is
+      done. The launcher then reports a failure. This function destroys the process group at exit, which ends the
+      threads.
+    - **Deadlocks of workers.** After a collective, a thread of gloo briefly holds a lock of the Python interpreter. If
+      the process forks at this moment, CPython 3.11 copies the locked lock, the new worker waits for it forever, and
+      the run hangs. On two busy cores this took a minute or two of training with forks in each epoch. This function
+      delays each fork, by at most a second, until the threads of gloo are idle. It can do so on Linux only.
 
     Example:
-        >>> prepare_gloo()  # after torch.distributed.init_process_group("gloo")
+        >>> import torch
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> prepare_gloo()
+        >>> torch.distributed.destroy_process_group()
     """
     if runs_on_gloo():
         atexit.unregister(_leave_processes)
@@ -44,33 +51,38 @@ def prepare_gloo() -> None:
 
 
 def _leave_processes() -> None:
+    """Destroy the process group, if the script has not done so."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 @functools.cache
 def _fork_between_collectives() -> None:
+    """Make each fork wait for the threads of gloo, on systems that show the state of threads."""
     if _THREADS.is_dir():
         os.register_at_fork(before=_wait_for_gloo)
 
 
 def _wait_for_gloo() -> None:
-    """Wait until no thread of gloo has done anything while it could have had Python's lock.
+    """Wait until every thread of gloo sleeps, and has not run since the last look.
 
-    That one sleeps tells nothing: it may be waiting for the lock, to continue with the next tensor once it has it.
+    A sleeping thread proves nothing: it may wait for Python's lock, and continue with the next tensor once it has
+    it.
     """
     give_up = time.monotonic() + _SECONDS_TO_WAIT
     before: dict[str, str] = {}
     now = _gloo_threads()
     while (
-        now and (now != before or not all("(sleeping)" in one for one in now.values())) and time.monotonic() < give_up
+        now
+        and (now != before or not all("(sleeping)" in state for state in now.values()))
+        and time.monotonic() < give_up
     ):
-        time.sleep(_SECONDS_BETWEEN_LOOKS)  # gives Python's lock to whoever waits for it
+        time.sleep(_SECONDS_BETWEEN_LOOKS)  # gives Python's lock to a thread that waits for it
         before, now = now, _gloo_threads()
 
 
 def _gloo_threads() -> dict[str, str]:
-    """What each thread of gloo is doing, and how often it has been switched to."""
+    """Return the state of each thread of gloo, and how often the system has switched to it."""
     return {
         thread.name: "".join(line for line in _read(thread / "status").splitlines() if line.startswith(_TELLING))
         for thread in _THREADS.iterdir()
@@ -79,6 +91,7 @@ def _gloo_threads() -> dict[str, str]:
 
 
 def _read(file: Path) -> str:
+    """Return the text of a file, empty if its thread has ended."""
     try:
         return file.read_text()
     except OSError:  # the thread has ended

@@ -1,4 +1,4 @@
-"""A thread in each process that tells the others where it is, and ends all of them if one waits for too long."""
+"""A thread in each process that reports the position of the process, and ends all processes if one of them hangs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pa_distributed._thread_clock import ThreadClock
 SECONDS_BETWEEN_BEATS: Final = 1.0
 _SECONDS_UNTIL_OTHERS_ARE_ASKED = 2.0
 _BEATS_UNTIL_GONE = 4
-"""Enough for a process that is gone to be silent."""
+"""Enough beats for a process that is gone to count as silent."""
 _SECONDS_UNTIL_CERTAIN = 10.0
-"""How long a process waits for one that has left the run before nothing but a mistake can be the reason."""
+"""How long a process waits for a process that has left the run, before only a mistake can be the reason."""
 _SECONDS_A_LOOK_COUNTS = 5.0
 _SECONDS_TO_PRINT = 3.0
 _SECONDS_TO_END = 20.0
@@ -47,48 +47,55 @@ _LOST = re.compile(
 
 
 def _advise(_where: str, has_left: bool) -> str:
+    """Return the advice for a hang in which processes wait for each other, or for a process that has left."""
     if has_left:
         return "Where one process alone decides to stop, have all decide it together, such as by gather_objects."
     return "Take what only some of the processes come to out of the condition that it depends on."
 
 
 def _outside(updates: int) -> tuple[str, int]:
+    """Return the position of a process that is in no run."""
     return "", updates
 
 
 class HangDetector:
-    """Ends all processes with a report of who is where if one waits for another one for too long.
+    """End all processes with a report if a process waits for another process for too long.
 
-    A process gets on as long as it makes steps or begins exchanges, and work that takes long may do neither. Wherever
-    it waits in, its thread does not run meanwhile. A thread of each process sends a heartbeat each second, through the
-    store by which they have found each other, and steps pay nothing for it. One process alone does nothing, nor does
-    one that waits for ever.
+    Without it, a run in which a single rank skips a collective, or fails in it, stands still until the timeout of the
+    backend, and nothing tells which rank was where. With it, each rank prints its stack, the last line names the
+    position of each rank, and all ranks end with status 1, so that a launcher can restart the run.
+
+    In each process a thread sends a heartbeat once a second, through the store of ``torch.distributed``. Steps of the
+    loop pay nothing for it. A process makes progress as long as it completes steps or begins collectives. Long work of
+    a rank, for example an evaluation, does not count: a process counts as waiting only if its main thread is in a
+    collective, or does not run at all. On one process, and with ``max_wait_seconds=None``, the detector does nothing.
 
     Args:
-        max_wait_seconds: For how long a process waits for another one that is in the run; None for ever. Ten minutes
-            are as long as NCCL waits by itself: a rank that saves or evaluates for the others is mostly done by then.
-        advise: Returns what to do about processes that would wait for ever, when called with where they are, in words,
-            and with whether some have left.
+        max_wait_seconds: How long a process may wait for another process, in seconds, or None for no limit. The default
+            of ten minutes is the timeout of NCCL, and in most runs enough for rank 0 to save a checkpoint or evaluate
+            while the others wait.
+        advise: A function that returns advice for the end of the report. It is called with the description of the
+            positions of all processes, and with whether a process has left the run. The default gives general advice.
+            Pass a function to name the options of your loop.
 
     Attributes:
-        limit: The longest wait in seconds, infinite for ever.
-        number: Which run of the process the last one of this detector is, counted from 1.
-        thread: The thread that runs it.
-        where: Returns what the run is in, empty outside of it, and how many updates of it are complete.
-        clock: Looks at that thread.
-        steps: How many steps of the run are complete, -1 before ``step`` is called.
+        limit: The longest wait in seconds, infinite for no limit.
+        number: The number of the current or last run in this process, counted from 1.
+        thread: The identifier of the thread that runs the loop.
+        where: A function that returns the current position of the run, as a text that is empty outside of a run, and
+            the number of complete updates.
+        clock: Measures how long that thread has been waiting.
+        steps: The number of complete steps of the run, or -1 before the first call of ``step``.
 
     Raises:
         ValueError: The wait is neither None nor a positive number.
 
     Example:
-        >>> with HangDetector(60.0).run() as detector:
+        >>> with HangDetector(max_wait_seconds=60.0).run() as detector:
         ...     for batch in range(3):
-        ...         detector.step()
+        ...         detector.step()  # after each update of the model
         ...     print(detector.where())
         ('in its loop', 3)
-        >>> detector.where()
-        ('', 3)
     """
 
     def __init__(self, max_wait_seconds: float | None = 600.0, *, advise: Callable[[str, bool], str] = _advise) -> None:
@@ -103,27 +110,57 @@ class HangDetector:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is watched now."""
+        """Whether the detector watches a run at the moment."""
         return bool(self.where()[0])
 
     def step(self, steps: int | None = None) -> None:
-        """Say that this process gets on, such as after each update; it costs no more than to write a number.
+        """Record that this process has made progress, for example after each update of the model.
+
+        A call only stores a number, so it may be in the innermost loop.
 
         Args:
-            steps: How many steps are complete; None for one more than before.
+            steps: The number of complete steps. The default, None, adds one step. Pass a number if the loop resumes
+                after some steps.
+
+        Example:
+            >>> with HangDetector().run() as detector:
+            ...     detector.step(1000)  # resumed after 1000 updates
+            ...     detector.step()
+            ...     detector.steps
+            1001
         """
         self.steps = max(self.steps, 0) + 1 if steps is None else steps
 
     def _in_loop(self) -> tuple[str, int]:
+        """Return the position of a loop that calls ``step``."""
         return "in its loop", self.steps
 
     @contextmanager
     def run(self, where: Callable[[], tuple[str, int]] | None = None) -> Generator[Self]:
-        """Watch over a run; one within another takes its place meanwhile.
+        """Watch the loop in the ``with`` block.
+
+        Every process should enter the block before its loop and leave it after the loop. A process that leaves the
+        block early is reported as the cause if the others wait for it. Runs may be nested, for example an evaluation
+        with its own position; the outer run continues when the inner run ends.
 
         Args:
-            where: Returns what the run is in, such as "in an evaluation", and how many updates of it are complete, or
-                -1; it is called from another thread. None for a loop that calls ``step``.
+            where: A function that returns the current position for the report: a text such as ``"in an evaluation"``,
+                and the number of complete updates, or -1 if unknown. It is called from a different thread, so it should
+                only read variables. The default, None, reports the number of calls of ``step``.
+
+        Yields:
+            This detector.
+
+        Raises:
+            OtherProcessError: A collective in the block has lost the connection to another process.
+
+        Example:
+            >>> updates = 0
+            >>> with HangDetector().run(lambda: ("in its training loop", updates)) as detector:
+            ...     for batch in range(5):
+            ...         updates += 1
+            ...     print(detector.is_running, detector.where())
+            True ('in its training loop', 5)
         """
         self._heartbeat = heartbeat = _heartbeat_of_process(self)
         outer = self if heartbeat is None else heartbeat.run
@@ -142,10 +179,20 @@ class HangDetector:
 
     @contextmanager
     def explaining(self) -> Generator[None]:
-        """Explain an exception that says no more than that another process is gone.
+        """Turn errors of torch about a lost connection into an ``OtherProcessError`` that names the lost process.
+
+        ``run`` does this already. Use it around collectives outside of ``run``, for example before the first step of a
+        loop. Other errors are raised as they are.
 
         Raises:
-            OtherProcessError: Another process is gone, or did not come in time.
+            OtherProcessError: Another process is gone, or did not arrive in time.
+
+        Example:
+            >>> from pa_distributed import gather_objects
+            >>> with HangDetector().explaining():
+            ...     metrics = gather_objects({"loss": 0.5})
+            >>> metrics
+            [{'loss': 0.5}]
         """
         try:
             yield
@@ -157,23 +204,23 @@ class HangDetector:
 
 
 class _Heartbeat:
-    """Sends a heartbeat each second, and checks whether this process would wait for others forever.
+    """The thread that sends a heartbeat each second, and checks whether this process would wait for others forever.
 
-    Steps pay nothing for it: that a process gets on shows in the number of exchanges that it has begun, which torch
-    counts, and of its updates.
+    Steps of a loop pay nothing for it: torch counts the collectives that a process has begun, and the run counts its
+    updates.
 
     Args:
-        run: The run that is watched, or about to be.
+        run: The run to watch.
     """
 
     def __init__(self, run: HangDetector) -> None:
-        # Not the group itself: whoever keeps it keeps gloo's threads alive, which abort a process that ends.
+        # Not the group itself: a reference to it keeps gloo's threads alive, which abort a process that ends.
         self.group: int = id(dist.group.WORLD)
         self.run: HangDetector = run
         self._rank = dist.get_rank()
         self._is_on_gloo = runs_on_gloo()
         self._timeout = _SHARE_OF_TIMEOUT * _torch.seconds_until_timeout()
-        # A connection of its own: the main thread may be waiting in the other one. Torch does not annotate clone().
+        # A separate connection: the main thread may be waiting in the first. Torch does not annotate clone().
         shared: Any = _torch.store_of_processes()
         self._store = PrefixStore("pa_distributed/watch", shared.clone())
         self._store.set_timeout(_STORE_TIMEOUT)
@@ -182,23 +229,23 @@ class _Heartbeat:
         self._progress = (-1, -1, -1)
         self._moved_at = self._explained_at = self._looked_at = time.monotonic()
         self._has_ended = threading.Event()
-        self._look()  # a version of torch that cannot count is refused here, and not in the thread
+        self._look()  # raises the error about a version of torch that cannot count here, not in the thread
         self._thread = threading.Thread(target=self._beat_until_the_end, name="pa_distributed heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that the script has ended, and let the thread end: in the store, it would abort a Python that ends."""
+        """Announce that the script has ended, and end the thread, which could abort Python at exit."""
         self._has_ended.set()
         self._thread.join(_STORE_TIMEOUT.total_seconds())
 
     def explain_lost(self, message: str) -> OtherProcessError:
-        """Return the error of a process that has lost the connection to another one.
+        """Return the error for a process that has lost the connection to a different process.
 
         Args:
-            message: What torch says.
+            message: The message of torch.
         """
-        where, do = "whoever connects the processes has ended", "See what the others printed last."
-        with suppress(Exception):  # whoever keeps the store has ended
+        where, do = "the process that connects the others has ended", "See what the others printed last."
+        with suppress(Exception):  # the process that keeps the store has ended
             run, signs = self.run.number, self._signs.of_others()
             for _ in range(_BEATS_UNTIL_GONE):
                 time.sleep(SECONDS_BETWEEN_BEATS)
@@ -208,7 +255,7 @@ class _Heartbeat:
                 do = "Begin as many runs on each process as on the others."
             elif any(sign.has_left(run) for sign in signs.values()):
                 do = self.run.advise(where, True)
-            if self._store.check(["verdict"]):  # in which all have their say
+            if self._store.check(["verdict"]):  # the report of all processes follows
                 time.sleep(_SECONDS_TO_END)
         return OtherProcessError(
             f"Another process is gone, or did not come, while this one waited for it: {where}; here, torch says: "
@@ -216,7 +263,8 @@ class _Heartbeat:
         )
 
     def _beat_until_the_end(self) -> None:
-        with suppress(Exception):  # whoever keeps the store has ended, or the processes have parted
+        """Send heartbeats and look for hangs, until the script ends."""
+        with suppress(Exception):  # the process that keeps the store has ended, or the group was destroyed
             while not self._has_ended.wait(SECONDS_BETWEEN_BEATS):
                 self._look()
                 self._end_if_hung()
@@ -224,7 +272,7 @@ class _Heartbeat:
             self._signs.post(self._sign._replace(beat=self._sign.beat + 1, updates=updates, has_ended=True))
 
     def _look(self) -> None:
-        """Tell the others where this process is."""
+        """Tell the other processes the position of this process."""
         run, now = self.run, time.monotonic()
         place, updates = run.where()
         progress = (_torch.collectives_begun_in_all_groups(), updates, run.steps)
@@ -253,7 +301,7 @@ class _Heartbeat:
         self._signs.post(self._sign)
 
     def _end_if_hung(self) -> None:
-        """End the process if any process would wait forever, such as this one."""
+        """End this process if any process, including this process, would wait forever."""
         own = self._sign
         if own.place and own.still >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
             signs = {**self._signs.of_others(), self._rank: own}
@@ -265,8 +313,8 @@ class _Heartbeat:
             self._end_with_others(OtherProcessError(reason), found_by=rank)
 
     def _end_with_others(self, reason: OtherProcessError, *, found_by: int) -> NoReturn:
-        """Print the stack of the run's thread and, last and on one process only, the reason; end with status 1."""
-        # Whatever holds up the rest, such as a pipe that nobody reads: the process ends.
+        """Print the stack of the run's thread, and the reason as the last line of one process; end with status 1."""
+        # The process ends even if the rest hangs, for example on a full pipe.
         guard = threading.Timer(_SECONDS_TO_END, os._exit, [1])
         guard.daemon = True
         guard.start()
@@ -284,11 +332,11 @@ class _Heartbeat:
             time.sleep(_SECONDS_TO_PRINT)  # a launcher ends all processes once the first one has ended
         with suppress(Exception):
             for worker in multiprocessing.active_children():
-                worker.kill()  # one that is stuck would live on, and a launcher wait for what it might print
+                worker.kill()  # a stuck worker would survive, and a launcher would wait for its output
         os._exit(1)
 
     def _write(self, text: str) -> None:
-        """Print in one piece, with the rank before each line as torch has it."""
+        """Print a text without interruption, with the rank before each line as torch prints it."""
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.write("".join(f"[rank{self._rank}]: {line}" for line in text.splitlines(keepends=True)))
@@ -296,11 +344,11 @@ class _Heartbeat:
 
 
 _heartbeats: Final[list[_Heartbeat]] = []
-"""The one of this process, once it is one of several."""
+"""The heartbeat of this process, if the run has several processes."""
 
 
 def _heartbeat_of_process(run: HangDetector) -> _Heartbeat | None:
-    """Return the heartbeat of this process, which begins here if it is one of several."""
+    """Return the heartbeat of this process, or None if it needs none; the first call starts it."""
     if math.isinf(run.limit) or num_processes() == 1:
         return None
     if _heartbeats and _heartbeats[-1].group != id(dist.group.WORLD):
@@ -312,6 +360,7 @@ def _heartbeat_of_process(run: HangDetector) -> _Heartbeat | None:
 
 
 def _end_heartbeat() -> None:
+    """Stop the heartbeat of this process."""
     while _heartbeats:
         _heartbeats.pop().stop()
     atexit.unregister(_end_heartbeat)
@@ -320,17 +369,17 @@ def _end_heartbeat() -> None:
 def find_hang(
     rank: int, signs: Mapping[int, Sign], limit: float, advise: Callable[[str, bool], str]
 ) -> OtherProcessError | None:
-    """Return why a process would wait forever, None as long as it may continue.
+    """Return the error for a process that would wait forever, or None as long as it may continue.
 
-    It waits if its thread is in an exchange. Wherever else it waits, its thread does not run. Where it waits for an
-    accelerator or another thread, or asks again and again, it has begun more exchanges than another one. A process in
-    no run yet may take as long as it likes. One that has left the run that others are in never comes.
+    A process waits if its thread is in a collective. In any other kind of wait, its thread does not run. A process that
+    waits for an accelerator or a thread, or that polls, has begun more collectives than another process. A process that
+    is in no run yet may take any time. A process that has left the run of the others never arrives.
 
     Args:
-        rank: The rank of the process that waits.
-        signs: The signs of all processes.
-        limit: For how many seconds it may wait for what may still come.
-        advise: As of a ``HangDetector``.
+        rank: The rank of the process that may be waiting.
+        signs: The signs of all processes by rank.
+        limit: How many seconds the process may wait for a process that may still arrive.
+        advise: A function that returns advice, as ``HangDetector`` takes it.
     """
     own, longest = signs[rank], limit
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."
@@ -352,6 +401,7 @@ def find_hang(
 
 
 def _checked(seconds: object) -> float:
+    """Return a limit in seconds that was checked to be a positive number."""
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf:
         return float(seconds)
-    raise ValueError(f"max_wait_seconds must be a positive number, or None to wait for ever, got {seconds!r}.")
+    raise ValueError(f"max_wait_seconds must be a positive number, or None to wait forever, got {seconds!r}.")

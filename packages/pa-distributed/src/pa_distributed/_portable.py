@@ -1,4 +1,4 @@
-"""Objects on their way to another process, with tensors of every type."""
+"""Pickles of objects that travel between processes, with tensors of every type."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing_extensions import override
 
 
 class Portable:
-    """An object that is pickled, and comes out of the pickle as what it holds.
+    """Wrap an object so that it can be pickled even if it contains tensors of rare types; unpickling unwraps it.
 
-    Pickles of tensors of unsigned 16 to 64-bit integers and of 8-bit floats cannot be read: torch has no class of
-    storage for these. Their bytes travel instead.
+    Python cannot unpickle tensors of unsigned 16 to 64-bit integers and of 8-bit floats, since torch has no storage
+    class for these types. This class sends the bytes of such tensors instead.
 
     Args:
         value: A picklable object.
@@ -45,9 +45,11 @@ class _Pickler(pickle.Pickler):
 
 
 def _with_type(content: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """Return a tensor from its bytes."""
     return content.view(dtype).view(shape)
 
 
 def _lacks_storage(dtype: torch.dtype) -> bool:
+    """Return whether torch has no storage class for a type."""
     is_small_float = dtype.is_floating_point and dtype.itemsize == 1
     return is_small_float or dtype in (torch.uint16, torch.uint32, torch.uint64, torch.complex32)

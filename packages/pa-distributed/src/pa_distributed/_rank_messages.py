@@ -1,6 +1,6 @@
-"""What processes tell each other by name, from any thread, and waiting for what takes long on one of them.
+"""Named messages between processes, from any thread, and a wait for long work of some processes.
 
-No process waits in a collective or with an open connection meanwhile, so that none gives up on another that is slow.
+Meanwhile no process is in a collective or holds a connection open, so none of them runs into a timeout.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pa_distributed._torch import store_of_processes
 
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
-"""At first and at most."""
+"""The first and the longest interval."""
 _SHARE_OF_WAIT: Final = 0.1
-"""How much longer a wait may take for looking seldom."""
+"""How much longer a wait may take because the process looks rarely."""
 
 _COME: Final = "has come"
 
@@ -31,26 +31,35 @@ _topics = itertools.count(1)
 
 
 class RankMessages:
-    """What processes tell each other by name about one thing that they do together, from any thread.
+    """Exchange named text messages between the processes of a run, from any thread.
 
-    Every process makes as many of these as the others, in the same order; only that, and nothing that follows, must
-    happen in the main thread. There have to be several processes.
+    Use it where collectives do not fit: in a background thread, for example while a checkpoint is written, or for a
+    wait that may take longer than the timeout of the backend. Collectives must be called by all ranks in the same
+    order, and two threads would mix theirs up. Messages have names, so their order does not matter.
+
+    Create an object for each common task. Every process must create the same number of objects in the same order, in
+    its main thread. All methods may then be called from any thread. ``torch.distributed`` must be initialised.
 
     Attributes:
         rank: The rank of this process.
-        num_processes: How many there are.
+        num_processes: The number of processes.
 
     Example:
-        >>> def save(piece: str) -> list[str]:
-        ...     messages = RankMessages()
-        ...     messages.post(f"piece {messages.rank}", piece)
-        ...     return [messages.wait_for(f"piece {rank}", rank) for rank in range(messages.num_processes)]
+        >>> import torch
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> messages = RankMessages()
+        >>> messages.post(f"file of rank {messages.rank}", "part-0.bin")
+        >>> [messages.wait_for(f"file of rank {rank}", rank) for rank in range(messages.num_processes)]
+        ['part-0.bin']
+        >>> messages.wait_for_all()  # all parts are written
+        >>> torch.distributed.destroy_process_group()
     """
 
     def __init__(self) -> None:
         self.rank: int = dist.get_rank()
         self.num_processes: int = num_processes()
-        # A connection of its own: other threads may be waiting in theirs. Torch does not annotate clone().
+        # A separate connection: other threads may be waiting in theirs. Torch does not annotate clone().
         shared: Any = store_of_processes()
         connection: Store = shared.clone()
         self._store = PrefixStore(f"pa_distributed/messages/{next(_topics)}", connection)
@@ -58,27 +67,51 @@ class RankMessages:
         self._signs = Signs(PrefixStore("pa_distributed/watch", connection), self.rank, self.num_processes)
 
     def post(self, key: str, message: str) -> None:
-        """Leave a message for the others.
+        """Publish a message that any process can read.
 
         Args:
-            key: What it is called.
-            message: What it says.
+            key: The name of the message. A second message of the same name replaces the first.
+            message: The text of the message.
 
         Raises:
             OtherProcessError: The process that keeps the messages is gone.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> messages = RankMessages()
+            >>> messages.post("best rank", str(messages.rank))
+            >>> torch.distributed.destroy_process_group()
         """
         with _explained():
             self._store.set(key, message)
 
     def wait_for(self, key: str, rank: int) -> str:
-        """Return a message once it is there.
+        """Wait for a message, and return its text.
 
         Args:
-            key: What it is called.
-            rank: The process that leaves it.
+            key: The name of the message.
+            rank: The rank of the process that publishes it. It is watched, so that this process does not wait for a
+                process that is gone.
+
+        Returns:
+            The text of the message.
 
         Raises:
-            OtherProcessError: That process sends no heartbeat any more, or the one that keeps the messages is gone.
+            OtherProcessError: That process has sent no heartbeat for 15 seconds, or the process that keeps the messages
+                is gone. Heartbeats are sent while a ``HangDetector`` runs.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> messages = RankMessages()
+            >>> if messages.rank == 0:
+            ...     messages.post("folder", "/tmp/run-7")
+            >>> messages.wait_for("folder", rank=0)
+            '/tmp/run-7'
+            >>> torch.distributed.destroy_process_group()
         """
         shortest, longest = _SECONDS_BETWEEN_LOOKS
         started = time.monotonic()
@@ -91,10 +124,19 @@ class RankMessages:
             return self._store.get(key).decode()
 
     def wait_for_all(self) -> None:
-        """Come, and return once all processes have, no matter how much later.
+        """Wait until every process has called this method, no matter how long that takes.
 
         Raises:
-            OtherProcessError: One of them has left, sends no heartbeat any more, or kept the messages and is gone.
+            OtherProcessError: A process has called ``leave``, sends no heartbeat any more, or kept the messages and is
+                gone.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> messages = RankMessages()
+            >>> messages.wait_for_all()  # after each process has written its part
+            >>> torch.distributed.destroy_process_group()
         """
         self._has_come = True
         self.post(f"come/{self.rank}", _COME)
@@ -103,33 +145,60 @@ class RankMessages:
                 raise _missing(rank, "which has raised an error before it was done")
 
     def leave(self) -> None:
-        """Tell the others that this process does not come; without effect if it has."""
+        """Tell the other processes that this process will not call ``wait_for_all``, for example because of an error.
+
+        The other processes then raise an ``OtherProcessError`` in ``wait_for_all``, instead of waiting. After
+        ``wait_for_all`` the call has no effect, so it may be in a ``finally`` clause.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> messages = RankMessages()
+            >>> try:
+            ...     part = b"content"  # may fail
+            ...     messages.wait_for_all()
+            ... finally:
+            ...     messages.leave()
+            >>> torch.distributed.destroy_process_group()
+        """
         if not self._has_come:
-            with suppress(OtherProcessError):  # nobody is there to be told
+            with suppress(OtherProcessError):  # no other process is left to be told
                 self.post(f"come/{self.rank}", "has left")
 
     def remove(self, key: str) -> None:
-        """Remove a message that everybody has read.
+        """Remove a message after all processes have read it, to free the memory of the store.
 
         Args:
-            key: What it is called.
+            key: The name of the message.
 
         Raises:
             OtherProcessError: The process that keeps the messages is gone.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> messages = RankMessages()
+            >>> messages.post("folder", "/tmp/run-7")
+            >>> messages.remove("folder")
+            >>> torch.distributed.destroy_process_group()
         """
         with _explained():
             self._store.delete_key(key)
 
 
 def _missing(rank: int, why: str) -> OtherProcessError:
+    """Return the error about a process that did not arrive."""
     return OtherProcessError(
-        f"Another process has failed, or is gone, while this one waited for it: rank {rank}, {why}. See what it "
-        "printed last."
+        f"Another process has failed, or is gone, while this one waited for it: rank {rank}, {why}. See the last "
+        "lines that it printed."
     )
 
 
 @contextmanager
 def _explained() -> Generator[None]:
+    """Turn errors of a lost connection into an ``OtherProcessError``."""
     try:
         yield
     except OtherProcessError:
@@ -142,20 +211,25 @@ def _explained() -> Generator[None]:
 
 
 def run_while_others_wait(action: Callable[[], None] | None) -> None:
-    """Do something that may take long on some processes, while the others wait; every process must call this.
+    """Run a function that may take long on some processes, while the other processes wait.
 
-    They wait without a collective, and so without a timeout. The first error that ends the action on a process is
-    raised on all of them.
+    Use it for work that rank 0 does for minutes, for example to merge files or to evaluate on one device. In a
+    collective the other ranks would run into the timeout of the backend. Here they wait for as long as necessary. Every
+    process must call this function. If the function raises an error on a process, all processes raise that error.
 
     Args:
-        action: What this process does; None for one that only waits.
+        action: The function that this process runs, or None on a process that only waits.
 
     Raises:
+        Exception: The first error, by rank, of the functions.
         OtherProcessError: Another process is gone.
 
     Example:
-        >>> run_while_others_wait(lambda: print("merging the files"))
-        merging the files
+        >>> def merge_files() -> None:
+        ...     print("merging 12 files")
+        >>> rank = 0
+        >>> run_while_others_wait(merge_files if rank == 0 else None)
+        merging 12 files
     """
     if is_alone():
         if action is not None:
@@ -166,7 +240,7 @@ def run_while_others_wait(action: Callable[[], None] | None) -> None:
         if action is not None:
             action()
     except Exception as error:
-        problem = error  # whatever it is, all processes are told
+        problem = error  # all processes are told about any error
     RankMessages().wait_for_all()
     for met in gather_objects(problem):
         if met is not None:

@@ -1,4 +1,4 @@
-"""What one process does for all, or before the others."""
+"""Functions that a single process runs for all processes, or before the others."""
 
 from __future__ import annotations
 
@@ -18,38 +18,53 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _in_rank_local_block: ContextVar[bool] = ContextVar("_in_rank_local_block", default=False)
-"""Whether this process is where the others are not, so that nobody may wait for anybody."""
+"""Whether this process runs a block that the other processes do not run, so that it must not wait for them."""
 
 
 class BlockOrDecorator(AbstractContextManager[None], Protocol):
-    """A context manager that is a decorator as well."""
+    """A context manager that also works as a decorator."""
 
     def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]:
-        """Return the function in the block."""
+        """Return a function that runs within the context manager."""
         ...
 
 
 def rank_zero_only(
     *, local: bool = False, no_failure: tuple[type[BaseException], ...] = ()
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-    """Make a function run on the process of rank zero only; the others wait until it has run, and return None.
+    """Return a decorator that makes a function run on rank 0 only, while the other ranks wait for it.
 
-    Every process must call it: in a block that only one of them enters, it would wait for the others for ever. What it
-    calls may be decorated in the same way; there, nobody waits again.
+    Use it for work that must happen once, for example to download a data set, to write a file or to create a folder.
+    After the call, every rank can rely on the finished work. If the function fails, all ranks raise an error, so that
+    none of them continues without the work.
+
+    Every process must call the decorated function. In a block that only some ranks enter, for example below ``if rank
+    == 0``, the call would wait for the other ranks forever: mark such a block with ``rank_local``. A decorated function
+    may call other decorated functions. The inner functions run directly, and do not wait a second time.
 
     Args:
-        local: Whether it runs on the first process of each machine, which launchers tell by ``LOCAL_RANK``.
-        no_failure: Exceptions after which the others return None too, such as a request that they are told of later.
+        local: Whether the function runs on the first process of each machine instead, which launchers mark with
+            ``LOCAL_RANK=0``. The default, False, is right for shared file systems. Pass True for files that each
+            machine needs on its own disk.
+        no_failure: Exception classes that do not count as a failure. If the function raises such an exception, the
+            other ranks return None and learn about it later in another way, for example a request to stop. By default
+            every exception is a failure.
+
+    Returns:
+        A decorator. The decorated function returns its result on the rank that runs it, and None on the other ranks.
 
     Raises:
-        OtherProcessError: By the decorated function, on the processes that waited, where the one that ran it failed.
+        OtherProcessError: Raised by the decorated function, on the ranks that waited, if it has failed on the rank that
+            runs it. That rank raises the original error.
 
     Example:
         >>> @rank_zero_only()
-        ... def download() -> str:
-        ...     return "downloaded once, and there for all that follows"
-        >>> download()
-        'downloaded once, and there for all that follows'
+        ... def download(name: str) -> str:
+        ...     print(f"downloading {name}")
+        ...     return f"/data/{name}"
+        >>> download("digits.tar")
+        downloading digits.tar
+        '/data/digits.tar'
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -80,6 +95,7 @@ def rank_zero_only(
 
 @contextmanager
 def _first_then_others(*, local: bool) -> Generator[None]:
+    """Run the block on the first process, and then on the processes that have waited for it."""
     is_first = _is_first(local=local)
     waits = not is_alone() and not _in_rank_local_block.get()
     if waits and not is_first:
@@ -94,39 +110,54 @@ def _first_then_others(*, local: bool) -> Generator[None]:
 
 
 def rank_zero_first(*, local: bool = False) -> BlockOrDecorator:
-    """Let the process of rank zero run a block, or a function, before all others.
+    """Run a block or a function on rank 0 first, and on the other ranks after that.
 
-    Every process must come there. Where the first one raises an exception, the others do not wait any longer, and run
-    it themselves.
+    Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenised data
+    set: rank 0 writes the cache, and the other ranks read it. Every process must enter the block. If rank 0 raises an
+    exception in the block, the other ranks run the block all the same, and rank 0 raises its exception.
 
     Args:
-        local: Whether the first process of each machine goes before the others of that machine.
+        local: Whether the first process of each machine runs before the others of that machine. The default, False,
+            waits for rank 0 alone, which is right for a cache on a shared file system. Pass True if each machine has
+            its own cache.
+
+    Returns:
+        An object for a ``with`` statement that also works as a decorator.
 
     Example:
         >>> with rank_zero_first():
-        ...     print("prepared once, then read by all")
-        prepared once, then read by all
+        ...     print("prepared by rank 0, then read by all ranks")
+        prepared by rank 0, then read by all ranks
         >>> @rank_zero_first(local=True)
-        ... def load() -> str:
-        ...     return "downloaded once on each machine, then loaded by all"
-        >>> load()
-        'downloaded once on each machine, then loaded by all'
+        ... def load_dataset() -> list[int]:
+        ...     return [1, 2, 3]
+        >>> load_dataset()
+        [1, 2, 3]
     """
     return _first_then_others(local=local)
 
 
 def _is_first(*, local: bool) -> bool:
+    """Return whether this process is rank 0, of the run or of its machine."""
     if is_alone():
         return True
     return (int(os.environ.get("LOCAL_RANK", dist.get_rank())) if local else dist.get_rank()) == 0
 
 
 def in_rank_local_block() -> bool:
-    """Whether this process is in ``rank_local()``, ``rank_zero_only`` or ``rank_zero_first``.
+    """Return whether this process runs a block that the other processes do not run.
+
+    This is the case within ``rank_local()``, in functions that are decorated with ``rank_zero_only``, and in blocks of
+    ``rank_zero_first``. Use it in a library to skip a collective that the other processes would not join.
+
+    Returns:
+        True within such a block, False elsewhere.
 
     Example:
+        >>> in_rank_local_block()
+        False
         >>> with rank_local():
-        ...     print(in_rank_local_block())
+        ...     in_rank_local_block()
         True
     """
     return _in_rank_local_block.get()
@@ -134,12 +165,21 @@ def in_rank_local_block() -> bool:
 
 @contextmanager
 def rank_local() -> Generator[None]:
-    """Within the context, this process is where the others are not: what is decorated here waits for nobody.
+    """Mark a block that only some processes run, so that decorated functions in it wait for no other process.
+
+    Functions that are decorated with ``rank_zero_only`` and ``rank_zero_first`` communicate with all processes. In a
+    block below ``if rank == 0`` the other processes would never answer. Within this context the functions skip the
+    communication: on rank 0 they run, and on other ranks a ``rank_zero_only`` function returns None at once.
 
     Example:
-        >>> with rank_local():
-        ...     rank_zero_only()(print)("on some processes")
-        on some processes
+        >>> @rank_zero_only()
+        ... def write_report(text: str) -> None:
+        ...     print(text)
+        >>> rank = 0
+        >>> if rank == 0:
+        ...     with rank_local():
+        ...         write_report("written by rank 0, while the other ranks work on")
+        written by rank 0, while the other ranks work on
     """
     token = _in_rank_local_block.set(True)
     try:

@@ -1,4 +1,4 @@
-"""Signals that announce the end of a machine's time."""
+"""A watch for signals that a scheduler or a cloud sends before it takes a machine away."""
 
 from __future__ import annotations
 
@@ -13,34 +13,42 @@ from typing import Any, Self
 
 
 class SignalWatch:
-    """For the time of a run, calls a function when one of some signals arrives, instead of what Python does with it.
+    """Call a function when one of some signals arrives, for as long as a ``with`` block runs.
 
-    The function is called between two instructions of the main thread, wherever that is: it should do no more than
-    set a flag. Processes that are forked while the watch is on, such as the workers of a loader, no longer die of the
-    signal either, which is right when it is sent to all of them: the main process ends them.
+    Schedulers such as Slurm and clouds with spot machines send a signal, usually ``SIGTERM``, some seconds before they
+    end a process. Python would end the script at once. With this watch the script can finish its step and save a
+    checkpoint first.
 
-    Where no signal came, signals do again what they did before as soon as the watch ends. Otherwise the process is
-    about to end by its own status, and no further signal may end it before: they change nothing until it has ended. A
-    script that catches ``ends_by`` and continues gets its signals back once it lets go of the exception. A signal that
-    came too late for its run counts for the next one that watches for it.
+    Python calls the function between two instructions of the main thread, so it should only set a flag that the loop
+    checks. Processes that are forked within the block, for example the workers of a data loader, no longer end at the
+    signal either. The main process ends them.
+
+    If no signal arrives, the previous handlers return when the block ends. If a signal has arrived, the process is
+    expected to end soon, and the watched signals are ignored until then, so that a second signal cannot interrupt the
+    end. Call ``settle`` if the script continues, or raise ``ends_by``: a script that catches this exception has its
+    previous handlers back as soon as it drops the exception. If a signal arrives too late for the loop, the next watch
+    for the same signal calls its function at once.
 
     Args:
-        signals: Signals or their names, such as ``"SIGTERM"``.
-        on_signal: Called without arguments.
-        ends_by: The exception by which a run ends that has acted on a signal, of a class that is written in Python.
+        signals: The signals to watch, as names such as ``"SIGTERM"``, as numbers, or as members of ``signal.Signals``.
+        on_signal: The function to call, without arguments.
+        ends_by: The exception that ends a loop after a signal. It must be a class that is written in Python. The
+            default, an empty tuple, means that no exception does so.
 
     Attributes:
-        received: The signal that came last; None before the first.
+        received: The last signal that has arrived, or None.
 
     Raises:
-        ValueError: There is no such signal on this system.
+        ValueError: This system has no signal of this name or number.
 
     Example:
         >>> import os, signal
-        >>> with SignalWatch(["SIGUSR1"], lambda: print("saving and leaving")) as watch:
-        ...     os.kill(os.getpid(), signal.SIGUSR1)
-        ...     watch.settle()
-        saving and leaving
+        >>> requests = []
+        >>> with SignalWatch(["SIGUSR1"], lambda: requests.append("save and leave")) as watch:
+        ...     os.kill(os.getpid(), signal.SIGUSR1)  # sent by the scheduler
+        ...     watch.settle()  # the script continues after the block
+        >>> requests, watch.received.name
+        (['save and leave'], 'SIGUSR1')
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class SignalWatch:
         *,
         ends_by: type[BaseException] | tuple[()] = (),
     ) -> None:
-        self._signals = [_signal(one) for one in signals]
+        self._signals = [_signal(given) for given in signals]
         self._listeners = [on_signal]
         self._ends_by = ends_by
         self._before: dict[signal.Signals, Any] = {}
@@ -60,18 +68,18 @@ class SignalWatch:
         self._preemption: weakref.ref[BaseException] | None = None
 
     def __enter__(self) -> Self:
-        """Begin to watch.
+        """Begin to watch the signals.
 
         Raises:
-            ValueError: This is not the main thread, to which Python brings all signals.
+            ValueError: This is not the main thread. Python runs all signal handlers in the main thread.
         """
         if self._signals and threading.current_thread() is not threading.main_thread():
             raise ValueError(
                 f"Signals cannot be watched from the thread {threading.current_thread().name!r}. Enter the watch in "
                 "the main thread, to which Python brings them."
             )
-        for one in self._signals:
-            self._watch(one)
+        for watched in self._signals:
+            self._watch(watched)
         if self._has_come:
             self._tell()
         return self
@@ -79,7 +87,7 @@ class SignalWatch:
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop watching, now or, if a signal has come, when the process has ended."""
+        """Restore the previous handlers, now or, after a signal, when the process ends."""
         self._has_ended = True
         self._listeners.clear()
         if isinstance(exception, self._ends_by):
@@ -92,22 +100,39 @@ class SignalWatch:
         atexit.register(self._ignore)
 
     def settle(self) -> None:
-        """Note that a signal was acted on, though the script continues; it gets its signals back at the end."""
+        """Tell the watch that the script has reacted to the signal and continues.
+
+        Without this call, the watch expects the process to end soon after a signal, and ignores further signals. With
+        it, the end of the block restores the previous handlers, so that a later signal has its usual effect.
+
+        Example:
+            >>> import os, signal
+            >>> before = signal.getsignal(signal.SIGUSR1)
+            >>> with SignalWatch(["SIGUSR1"], lambda: print("saving")) as watch:
+            ...     os.kill(os.getpid(), signal.SIGUSR1)
+            ...     watch.settle()
+            saving
+            >>> signal.getsignal(signal.SIGUSR1) == before
+            True
+        """
         self._has_come = False
 
-    def _watch(self, one: signal.Signals) -> None:
-        handler = signal.getsignal(one)
+    def _watch(self, watched: signal.Signals) -> None:
+        """Install the handler of a signal, or join the watch that has installed its handler already."""
+        handler = signal.getsignal(watched)
         other = getattr(handler, "__self__", None)
         if not isinstance(other, SignalWatch):
-            self._before[one] = handler
-        elif other._has_ended:  # it waits for the end of the process, which goes on instead
+            self._before[watched] = handler
+        elif other._has_ended:  # it expected the end of the process, but the process continues
             # Unless the garbage collector has let it give the signal back since.
-            self._before[one] = other._before.pop(one) if one in other._before else signal.getsignal(one)
+            self._before[watched] = (
+                other._before.pop(watched) if watched in other._before else signal.getsignal(watched)
+            )
             self._has_come |= other._has_come
-        else:  # of another callback
+        else:  # a watch that is still active
             other._listeners.extend(self._listeners)
             return
-        signal.signal(one, self._handle)
+        signal.signal(watched, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
@@ -115,28 +140,31 @@ class SignalWatch:
         self._tell()
 
     def _tell(self) -> None:
+        """Call the function of this watch, and the functions of watches that have joined it."""
         for listener in self._listeners:
             listener()
 
     def _on_preemption_gone(self, _reference: object) -> None:
-        """The script has handled the exception; or, if none of its functions is being called, has ended by it."""
+        """Restore the handlers if the script has caught the exception: when it ends by it, no function is running."""
         is_in_script = sys._getframe().f_back is not None  # pyright: ignore[reportPrivateUsage]  # documented
         if is_in_script and threading.current_thread() is threading.main_thread():
             self._give_back()
 
     def _give_back(self) -> None:
+        """Restore the previous handlers."""
         atexit.unregister(self._ignore)
-        for one, handler in self._before.items():
-            if signal.getsignal(one) == self._handle:  # the script may have set another one meanwhile
-                signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        for watched, handler in self._before.items():
+            if signal.getsignal(watched) == self._handle:  # the script may have set a different handler meanwhile
+                signal.signal(watched, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
     def _ignore(self) -> None:
-        for one in self._before:
-            signal.signal(one, signal.SIG_IGN)
+        for watched in self._before:
+            signal.signal(watched, signal.SIG_IGN)
 
 
 def _signal(given: str | int) -> signal.Signals:
+    """Return the signal with a name or number."""
     try:
         return signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError) as error:

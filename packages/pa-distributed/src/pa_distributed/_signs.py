@@ -1,4 +1,4 @@
-"""What each process of a run tells the others about itself, in the store through which they have found each other."""
+"""The state that each process of a run publishes for the others, in the store of ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _LIBRARIES = {"accelerate", "pa_checkpoint", "pa_core", "pa_data", "pa_distribut
 
 
 class Sign(NamedTuple):
-    """Where a process is.
+    """The position of a process.
 
     Attributes:
-        beat: Counts the signs of the process.
-        run: Which of its runs this is, counted from 1; 0 before the first.
-        place: What the run is in, such as "in an evaluation"; empty where the process is in no run.
-        updates: The updates of the run that are complete; -1 where nobody counts them.
-        begun: How many exchanges of the group of all processes it has begun.
-        runs_ahead: Whether what it has begun, an accelerator waits for, and not its thread.
-        still: For how many seconds it has begun no exchange of any group, and made no step.
-        waits: Whether its thread is in an exchange with others.
-        blocked: For how many seconds its thread has stood in a call that may be a wait for others, wherever it is.
-        idle: For how many seconds its thread has hardly run.
-        doing: What its thread is in, in words.
+        beat: The number of signs that the process has sent.
+        run: The number of the current or last run of the process, counted from 1; 0 before the first run.
+        place: The position in the run, such as "in an evaluation"; empty outside of a run.
+        updates: The number of complete updates of the run; -1 if unknown.
+        begun: The number of collectives of the group of all processes that the process has begun.
+        runs_ahead: Whether an accelerator waits for these collectives, instead of the thread.
+        still: For how many seconds the process has begun no collective of any group, and completed no step.
+        waits: Whether its thread is in a collective.
+        blocked: For how many seconds its thread has been in a call that may wait for other processes.
+        idle: For how many seconds its thread has used hardly any processor time.
+        doing: The current call of its thread, in words.
         has_ended: Whether its script has ended.
-        silent: For how many seconds the process that reads it has seen no newer one.
+        silent: For how many seconds the reading process has seen no newer sign.
     """
 
     beat: int = 0
@@ -57,11 +57,11 @@ class Sign(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the process sends no heartbeat any more."""
+        """Whether the process has stopped sending heartbeats."""
         return self.silent >= _SECONDS_UNTIL_SILENT and not self.has_ended
 
     def has_left(self, run: int) -> bool:
-        """Whether the process never comes to what others wait for in a run.
+        """Return whether the process will never arrive where others wait in a run.
 
         Args:
             run: The number of the run.
@@ -73,7 +73,7 @@ class Signs:
     """The newest signs of all processes.
 
     Args:
-        store: Where they are kept.
+        store: The store that keeps the signs.
         rank: The rank of this process.
         world: The number of processes.
     """
@@ -88,12 +88,12 @@ class Signs:
         """Replace the sign of this process.
 
         Args:
-            sign: The new one.
+            sign: The new sign.
         """
         self._store.set(self._own_key, json.dumps(sign._asdict()))
 
     def of_others(self) -> dict[int, Sign]:
-        """Return the newest signs of the other processes by rank; of one that has given none, an empty one."""
+        """Return the newest sign of each other process by rank; a process that has sent none has an empty sign."""
         now = time.monotonic()
         passed = min(now - self._looked_at, _LONGEST_LOOK)  # a machine that was asleep has not waited
         self._looked_at = now
@@ -108,17 +108,18 @@ class Signs:
 
 
 def _key(rank: int) -> str:
+    """Return the key of a rank in the store."""
     return f"sign/{rank}"
 
 
 class Doing(NamedTuple):
-    """What a thread is in.
+    """The current call of a thread.
 
     Attributes:
-        waits: Whether it waits for other processes.
-        explains: Whether it may wait for something else, such as data, for as long as it likes.
-        is_in_standard_library: Whether it may wait for a thread or a program.
-        text: What it is in, in words.
+        waits: Whether the thread waits for other processes.
+        explains: Whether the thread may wait for anything else, such as data, for any time.
+        is_in_standard_library: Whether the thread may wait for a thread or a program.
+        text: The call in words.
     """
 
     waits: bool = False
@@ -128,10 +129,10 @@ class Doing(NamedTuple):
 
 
 def doing_of(thread: int) -> Doing:
-    """Return what a thread is in, as its frames tell it.
+    """Return the current call of a thread, according to its frames.
 
     Args:
-        thread: Its identifier, as ``threading.get_ident`` returns it there.
+        thread: The identifier of the thread, as ``threading.get_ident`` returns it there.
     """
     exchange = event = line = innermost = ""
     explains = False
@@ -152,18 +153,18 @@ def doing_of(thread: int) -> Doing:
 
 
 def _exchange_of(module: str, function: str) -> str:
-    """Return the exchange that a function is, empty if it is none."""
+    """Return the name of the collective that a function implements, or an empty text."""
     if module in _GRADIENTS:
         return "the exchange of gradients"
     return function if module.startswith(_EXCHANGES) else ""
 
 
 def describe_signs(signs: Mapping[int, Sign], run: int) -> str:
-    """Return what processes are doing, each of them or each group that does the same.
+    """Return a text about the positions of processes, with ranks in the same position together.
 
     Args:
-        signs: Their signs by rank.
-        run: The number of the run that is spoken of.
+        signs: The signs by rank.
+        run: The number of the run that the text is about.
     """
     by_text: dict[str, list[int]] = {}
     for rank, sign in sorted(signs.items()):
@@ -173,6 +174,7 @@ def describe_signs(signs: Mapping[int, Sign], run: int) -> str:
 
 
 def _describe(sign: Sign, run: int) -> str:
+    """Return the position of a process in words."""
     done = f", after {sign.updates} update{'' if sign.updates == 1 else 's'}" if sign.updates >= 0 else ""
     if sign.beat == 0:
         return "was started"
@@ -186,10 +188,10 @@ def _describe(sign: Sign, run: int) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words, those that follow each other as one range.
+    """Return ranks in words, with consecutive ranks as a range.
 
     Args:
-        ranks: In ascending order.
+        ranks: The ranks in ascending order.
 
     Example:
         >>> name_ranks([1]), name_ranks([0, 2, 3, 4])

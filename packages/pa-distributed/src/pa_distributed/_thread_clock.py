@@ -1,4 +1,4 @@
-"""How much processor time a thread uses: one that uses none stands in a call, and one that uses little waits, too."""
+"""A clock that tells how much processor time a thread uses: a thread that uses almost none is waiting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _SHARE_OF_AN_IDLE_THREAD: Final = 0.05
 
 
 class ThreadClock:
-    """Looks at the thread that makes it, from another one.
+    """Measures from a different thread how long the thread that creates it has been waiting.
 
-    Systems that do not show a thread's processor time, which are all but Linux, make it seem busy.
+    Only Linux shows the processor time of a thread. On other systems the thread always seems busy.
 
     Attributes:
-        blocked_since: Since when the thread has not run at all, which no loop can be in.
-        idle_since: Since when it has used hardly any time, as one that looks again and again whether it may continue.
+        blocked_since: The ``time.monotonic()`` since when the thread has not run at all, which no loop can achieve.
+        idle_since: The ``time.monotonic()`` since when the thread has used hardly any time, for example in a loop that
+            checks again and again whether it may continue.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class ThreadClock:
         self.idle_since: float = self._looked_at
 
     def look(self) -> None:
-        """Note how much time the thread has used since the last look."""
+        """Record how much time the thread has used since the last look."""
         now, last, before = time.monotonic(), self._looked_at, self._used
         self._looked_at = now
         if self._clock is not None:

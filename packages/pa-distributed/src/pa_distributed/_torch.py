@@ -1,6 +1,7 @@
-"""The only module that uses private names of torch, each with the public way that is not enough.
+"""The only module that uses private names of torch; each function says why the public names are not enough.
 
-Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so.
+Importing the module looks up no private name. If a version of torch lacks a name, the function that needs it raises an
+error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 BUFFERS: Final = "_buffers"
-"""Where a module has its buffers in its ``vars``; ``named_buffers`` makes a name for each, which takes longer."""
+"""The key of a module's buffers in its ``vars``; ``named_buffers`` takes longer, since it builds a name for each."""
 
 _C10D: Final = "torch.distributed.distributed_c10d"
 _MISSING: Final = object()
@@ -27,7 +28,7 @@ def _private(owner: object, name: str) -> Any:
     """Return an attribute of an object of torch.
 
     Raises:
-        RuntimeError: This version of torch has none of this name.
+        RuntimeError: This version of torch has no such attribute.
     """
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
@@ -40,82 +41,90 @@ def _private(owner: object, name: str) -> Any:
 
 
 def store_of_processes() -> Store:
-    """Return the key-value store through which the processes have found each other.
+    """Return the key-value store through which the processes of the run found each other.
 
-    It works from any thread of any process, no matter what the others are in. A separate store would need an address
-    that all of them know.
+    Use it to exchange small texts outside of collectives: any thread of any process can read and write at any time, no
+    matter what the other processes are doing. ``torch.distributed`` has no public function for it, and a separate store
+    would need an address that all processes know. Prefix your keys, since torch keeps its own keys in the same store.
+
+    Returns:
+        The store. ``set``, ``get``, ``add`` and ``check`` are its methods; ``get`` waits for a key that is not set yet.
+
+    Raises:
+        RuntimeError: This version of torch has no such store.
+        ValueError: The processes are not connected yet.
 
     Example:
         >>> import torch
-        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        >>> store = store_of_processes()
-        >>> store.set("who has won", "rank 0")
-        >>> store.get("who has won")
-        b'rank 0'
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> store_of_processes().set("my_script/best_rank", "0")
+        >>> store_of_processes().get("my_script/best_rank")
+        b'0'
         >>> torch.distributed.destroy_process_group()
     """
     return cast("Store", _private(importlib.import_module(_C10D), "_get_default_store")())
 
 
 def collectives_begun() -> int:
-    """Return how many collectives of all processes this one has begun; profilers count them at a price."""
+    """Return how many collectives of all processes this process has begun. Profilers count them at a high cost."""
     return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
 
 
 def collectives_begun_in_all_groups() -> int:
-    """Return the number of all groups: torch lists none of them, and models that are sharded have their own."""
+    """Return how many collectives this process has begun in all groups; torch has no public list of the groups."""
     number = 0
     for group in list(_private(importlib.import_module(_C10D), "_world").pg_map):
         count: Callable[[], int] = _private(group, "_get_sequence_number_for_group")
-        with suppress(RuntimeError):  # a backend that does not count
+        with suppress(RuntimeError):  # the backend does not count
             number += count()
     return number
 
 
 def seconds_until_timeout() -> float:
-    """Return for how long the group of all processes waits, infinite where it does not say; torch only takes it."""
+    """Return the timeout of the group of all processes in seconds, infinite if unknown. Torch has no public getter."""
     group = dist.group.WORLD
     get_backend, devices = _private(group, "_get_backend"), _private(group, "_device_types")
-    with suppress(Exception):  # a backend of another kind
+    with suppress(Exception):  # the backend has no such option
         return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
     return math.inf
 
 
 def foreach(operation: str) -> Callable[..., Any]:
-    """Return the operation on lists of tensors, as torch's optimizers apply it; tensor by tensor, each is a call.
+    """Return an operation on lists of tensors, as torch's optimizers use it; it is faster than a call for each tensor.
 
     Args:
-        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``. No list that it takes may be empty.
+        operation: The name in torch without ``_foreach_``, for example ``"mul_"``. Its lists must not be empty.
     """
     return cast("Callable[..., Any]", _private(torch, f"_foreach_{operation}"))
 
 
 def after_backward_pass(call: Callable[[], None]) -> None:
-    """Call something at the end of the backward pass in progress, as ``DistributedDataParallel`` does.
+    """Call a function at the end of the backward pass in progress, as ``DistributedDataParallel`` does.
 
     Args:
-        call: What is called; hooks of tensors come before the end.
+        call: The function. Torch calls it after all hooks of tensors; a hook alone does not know that it is the last.
     """
     engine = _private(torch.autograd.Variable, "_execution_engine")
     _private(engine, "queue_callback")(call)
 
 
 def ignored_by_ddp(module: nn.Module) -> set[str]:
-    """Return the names that ``DistributedDataParallel`` was told to leave alone, for which torch has no public way.
+    """Return the names that ``DistributedDataParallel`` is told to ignore; torch has no public way to read them.
 
     Args:
-        module: The module, before it is wrapped. Only one that was told so has the attribute.
+        module: The module, before it is wrapped. It has the attribute only if names were given.
     """
     # The key has a dot before names that belong to the outermost module.
     return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
-    """Return how often tensors were changed in place, which torch counts for its own checks."""
+    """Return how often each tensor was changed in place, which torch counts for its own checks."""
     return [tensor._version for tensor in tensors]
 
 
 def all_gather_single(output: Tensor, own: Tensor, *, async_op: bool = False) -> Any:
-    """Gather the tensors of all processes one after the other; torch 2.13 has renamed it."""
+    """Gather the tensors of all processes into one tensor, in the order of the ranks; torch 2.13 has renamed it."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     return getattr(dist, name)(output, own, async_op=async_op)

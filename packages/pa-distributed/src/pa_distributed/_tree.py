@@ -1,7 +1,8 @@
-"""The fixed binary tree over the micro-batches of an update, in which their gradients are added up.
+"""The fixed binary tree over the micro-batches of an update that defines the order in which their gradients are added.
 
-A node covers the micro-batches from ``place << level`` to the next multiple of ``1 << level``, as far as there are any.
-Which node is added to which depends on their number alone, and not on who has them.
+A node covers the micro-batches from ``place << level`` to the next multiple of ``1 << level``, or to the last
+micro-batch. The number of micro-batches alone decides which nodes are added to each other, not the process that
+computes them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ _T = TypeVar("_T")
 
 
 class Node(NamedTuple, Generic[_T]):
-    """What some micro-batches add up to.
+    """The sum over some neighbouring micro-batches.
 
     Attributes:
-        level: The binary logarithm of how many they are at most.
-        place: Which node of its level this is.
-        value: Their sum.
+        level: The binary logarithm of the largest number of micro-batches in the node.
+        place: The index of the node within its level.
+        value: The sum.
     """
 
     level: int
@@ -28,11 +29,11 @@ class Node(NamedTuple, Generic[_T]):
 
 
 def block_of(count: int, rank: int, num_processes: int) -> range:
-    """Return the micro-batches that a process computes: contiguous blocks of as equal size as possible, larger first.
+    """Return the micro-batches that a process computes: contiguous blocks of nearly equal size, larger blocks first.
 
     Args:
         count: The number of micro-batches of the update.
-        rank: The number of the process.
+        rank: The rank of the process.
         num_processes: The number of processes.
     """
     size, larger = divmod(count, num_processes)
@@ -41,13 +42,13 @@ def block_of(count: int, rank: int, num_processes: int) -> range:
 
 
 def push(nodes: list[Node[_T]], node: Node[_T], count: int, add: Callable[[_T, _T], _T]) -> None:
-    """Add a node to those before it, and merge what makes a larger node.
+    """Append a node to the nodes on its left, and merge neighbours that form a larger node.
 
     Args:
-        nodes: The nodes so far, from left to right.
-        node: The next one.
+        nodes: The nodes so far, from left to right. The list is changed.
+        node: The next node.
         count: The number of micro-batches of the update.
-        add: Called with the values of two neighbours; returns their sum, which may be the first one.
+        add: A function that returns the sum of the values of two neighbours. It may change and return the left value.
     """
     nodes.append(node)
     while True:
@@ -62,7 +63,7 @@ def push(nodes: list[Node[_T]], node: Node[_T], count: int, add: Callable[[_T, _
 
 @lru_cache(maxsize=64)
 def nodes_of_ranks(count: int, num_processes: int) -> tuple[tuple[Node[None], ...], ...]:
-    """Return which nodes each process has of an update: what it can add up without the others.
+    """Return the nodes that each process can compute without the others.
 
     Args:
         count: The number of micro-batches of the update.
@@ -82,4 +83,4 @@ def nodes_of_ranks(count: int, num_processes: int) -> tuple[tuple[Node[None], ..
 
 
 def _nothing(_left: None, _right: None) -> None:
-    """Stands for the sum where only the structure counts."""
+    """Take the place of the sum where only the structure of the tree matters."""

@@ -1,10 +1,10 @@
 """Adds up the gradients of an update in an order that does not depend on how many processes compute them.
 
-An update is cut into micro-batches by their position in it. Each process computes a contiguous block of them, and the
-gradients of all are added up in a fixed binary tree. What a process can add up without the others, it does; the rest is
-cut into chunks, of which each process adds up one in the order of the tree. So the result is bit-for-bit identical on
-any number of processes, and as many bytes are sent as by a ring where the number of micro-batches is a power of two
-times the number of processes.
+The position of a sample in the update decides which micro-batch it belongs to. Each process computes a contiguous block
+of micro-batches, and all gradients are added up in a fixed binary tree. Each process first adds up the nodes that it
+can compute alone. The remaining nodes are cut into chunks, and each process adds up one chunk in the order of the tree.
+So the result is bit-for-bit identical on any number of processes. If the number of micro-batches is a power of two
+times the number of processes, this sends as many bytes as a ring does.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _collectives: Any = dist
 
 _PAIR: Final = 2
 _ALIGNMENT: Final = 64
-"""In bytes: kernels take other ways through tensors that begin elsewhere."""
+"""In bytes: kernels use different code for tensors that begin elsewhere."""
 
 
 class _Flat:
-    """Gradients of one bucket side by side.
+    """The gradients of one bucket in consecutive memory.
 
     Attributes:
-        whole: What one of two processes sends to the other: the next two.
-        tensor: All of them, with zeros between and after them.
-        notes: Room behind them for numbers that travel along.
-        views: Each in the shape and the layout of its parameter, as autograd makes them.
+        whole: The tensor that two processes swap; the next two attributes are its parts.
+        tensor: All gradients, with zeros between and after them.
+        notes: Room for numbers that travel with the gradients.
+        views: A view for each parameter, in its shape and with the strides that autograd uses.
     """
 
     def __init__(self, parameters: Sequence[Tensor], sizes: Sequence[int], numel: int, num_notes: int) -> None:
@@ -52,7 +52,8 @@ class _Flat:
         self.notes = notes.view(torch.float64)[:num_notes]
         pieces = zip(torch.split(self.tensor[: sum(sizes)], list(sizes)), parameters, strict=True)
         self.views = [
-            piece.as_strided(one.shape, torch.empty_like(one, device="meta").stride()) for piece, one in pieces
+            piece.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
+            for piece, parameter in pieces
         ]
 
 
@@ -60,21 +61,22 @@ class _Bucket:
     """Gradients of one type that are sent together.
 
     Attributes:
-        parameters: What they are the gradients of.
-        num_notes: How many numbers may travel along.
-        nodes: What the micro-batches of this process add up to so far.
-        awaited: The parameters that the last backward pass has not come to yet; None while nothing is sent.
-        is_sent: Whether the gradients of the update are on their way.
-        received: The chunks that have arrived of all processes.
-        swapped: What has arrived of the other of two.
-        work: What is in progress.
+        parameters: The parameters of these gradients.
+        num_notes: How many numbers may travel with the gradients.
+        nodes: The sums over the micro-batches of this process so far.
+        awaited: The identifiers of the parameters that the last backward pass has not reached yet; None while nothing
+            is sent.
+        is_sent: Whether the gradients of the update were sent.
+        received: The chunks that have arrived from all processes.
+        swapped: The gradients that have arrived from the other of two processes.
+        work: The collective in progress.
     """
 
     def __init__(self, parameters: list[nn.Parameter], num_processes: int) -> None:
         self.parameters = parameters
         self.num_notes = 0
         unit = max(1, _ALIGNMENT // parameters[0].element_size())
-        self._sizes = [_rounded(one.numel(), unit) for one in parameters]
+        self._sizes = [_rounded(parameter.numel(), unit) for parameter in parameters]
         self.chunk = _rounded(-(-sum(self._sizes) // num_processes), unit)
         self.numel = self.chunk * num_processes
         self._free: list[_Flat] = []
@@ -88,22 +90,24 @@ class _Bucket:
         self._copy, self._zero = foreach("copy_"), foreach("zero_")
 
     def start_update(self) -> None:
-        """Take all memory back."""
+        """Mark all memory as free."""
         self._free += self._lent
         self._lent, self.nodes, self.awaited, self.is_sent = [], [], None, False
 
     def reserve(self, num_notes: int) -> None:
-        """Let so many numbers travel along from now on, between two updates."""
+        """Make room for so many numbers, between two updates."""
         if num_notes != self.num_notes:
             self.num_notes, self._free = num_notes, []
 
     def take(self, index: int, count: int) -> None:
-        """Add the gradients that a micro-batch has left in the parameters."""
+        """Add the gradients of a micro-batch, which are in the parameters, to the nodes."""
         flat = self.lend()
         there = [
-            (view, one.grad) for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is not None
+            (view, parameter.grad)
+            for view, parameter in zip(flat.views, self.parameters, strict=True)
+            if parameter.grad is not None
         ]
-        absent = [view for view, one in zip(flat.views, self.parameters, strict=True) if one.grad is None]
+        absent = [view for view, parameter in zip(flat.views, self.parameters, strict=True) if parameter.grad is None]
         if there:
             self._copy(*map(list, zip(*there, strict=True)))
         if absent:
@@ -111,17 +115,18 @@ class _Bucket:
         push(self.nodes, Node(0, index, flat), count, self._add)
 
     def lend(self) -> _Flat:
-        """Return memory for one node."""
+        """Return memory for a node."""
         flat = self._free.pop() if self._free else _Flat(self.parameters, self._sizes, self.numel, self.num_notes)
         self._lent.append(flat)
         return flat
 
     def result(self) -> _Flat:
-        """Return the only node, or the first of them; memory for it where this process has none."""
+        """Return the value of the first node, or free memory if this process has no node."""
         self.nodes = self.nodes[:1] or [Node(0, 0, self.lend())]
         return self.nodes[0].value
 
     def _add(self, left: _Flat, right: _Flat) -> _Flat:
+        """Add the right sum to the left, and free the memory of the right."""
         left.tensor.add_(right.tensor)
         self._lent.remove(right)
         self._free.append(right)
@@ -129,28 +134,39 @@ class _Bucket:
 
 
 class GradientTree:
-    """Makes the gradients and buffers of an update bit-for-bit identical on any number of processes.
+    """Compute the same gradients and buffers, bit for bit, on any number of processes.
 
-    For each update, call ``start_update``, then ``start_batch`` and ``end_batch`` around the forward and backward
-    passes of each micro-batch of this process, and ``finish``: then the parameters have the sums of the gradients of
-    all micro-batches. Weigh the losses so that the sum is what you want. ``end_update`` keeps the buffers that follow,
-    ``drop_update`` puts them back.
+    The order of floating-point additions changes their rounding, so a run on eight processes normally diverges from the
+    same run on one process. Use this class to compare runs on different numbers of processes, to debug on one process,
+    or to resume a run on fewer machines with identical results. It adds the gradients of all micro-batches of an update
+    in a fixed binary tree.
 
-    Buffers begin each micro-batch as they were before the update, and change by the weighted mean of the changes, in
-    double precision. Whole numbers, such as batch norm's count of batches, must change to the same value. What the only
-    micro-batch of an update leaves stays as it is.
+    For each update, call ``start_update``. Then, for each micro-batch of this process, call ``start_batch``, run the
+    forward and backward pass, and call ``end_batch``. Then call ``finish``: ``grad`` of each parameter is now the sum
+    over all micro-batches, so divide each loss by the number of micro-batches, or weight it by its samples. After the
+    step of the optimizer, call ``end_update``, or call ``drop_update`` if the update is abandoned. With ``n``
+    micro-batches on ``p`` processes, each process computes a contiguous block of ``n / p`` micro-batches; if they do
+    not divide evenly, the first processes compute one more.
+
+    Buffers, such as the running statistics of batch norm, have the same values before each micro-batch. After the
+    update they change by the weighted mean of the changes of all micro-batches, in double precision. Integer buffers,
+    such as batch norm's count of batches, must change to the same value in each micro-batch. In an update of a single
+    micro-batch, buffers keep the exact values of that micro-batch.
 
     Without ``torch.distributed``, this process computes all micro-batches.
 
     Args:
-        modules: What is trained, the same on each process.
-        num_values: How many numbers are added up with the gradients of an update.
-        called: Modules by name whose buffers are looked after; None for the trained ones.
-        bucket_bytes: How many bytes of gradients are sent at a time.
+        modules: The trained modules, with the same parameters on each process.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is none.
+        called: The modules by name whose buffers are averaged, if they are not the trained modules: for example also a
+            frozen teacher. The names appear in error messages. By default they are ``modules``.
+        bucket_bytes: The bytes of gradients that are sent together. The default of 25 MiB is the default of
+            ``DistributedDataParallel``.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> tree = GradientTree([model])
         >>> tree.start_update(count=2)
         >>> for samples in torch.tensor([[[1.0], [2.0]], [[3.0], [6.0]]]):
@@ -160,6 +176,8 @@ class GradientTree:
         >>> _ = tree.finish()
         >>> model.weight.grad
         tensor([[3.]])
+        >>> optimizer.step()
+        >>> tree.end_update()
         >>> tree.close()
     """
 
@@ -194,24 +212,48 @@ class GradientTree:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether micro-batches of the update had gradients, which parameters do not show until ``finish``."""
+        """Whether any micro-batch of the update had a gradient on this process, even before ``finish`` sets it."""
         return any(self._present)
 
     def find(self) -> None:
-        """Look again for parameters and buffers, as layers may have been added; not within an update."""
-        found = list(dict.fromkeys(one for module in self._modules for one in module.parameters()))
+        """Search the modules again for parameters and buffers, between two updates.
+
+        Call it after layers were added or removed.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+            >>> tree = GradientTree([model])
+            >>> _ = model.append(torch.nn.Linear(1, 1, bias=False))
+            >>> tree.find()
+            >>> tree.start_update(count=1)
+            >>> tree.start_batch()
+            >>> model(torch.ones(1, 1)).sum().backward()
+            >>> tree.end_batch(weight=1.0)
+            >>> tree.has_gradients
+            True
+        """
+        found = list(dict.fromkeys(parameter for module in self._modules for parameter in module.parameters()))
         if list(map(id, found)) != list(map(id, self._all)):
             self.close()
             self._all = found
         self._buffers.find()
 
     def start_update(self, count: int) -> None:
-        """Begin an update; every process must call this.
+        """Begin an update. Every process must call this.
 
         Args:
-            count: The number of its micro-batches on all processes.
+            count: The number of micro-batches of the update on all processes together.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=4)
+            >>> tree.has_gradients
+            False
         """
-        trainable = [one.requires_grad for one in self._all]
+        trainable = [parameter.requires_grad for parameter in self._all]
         if trainable != self._trainable:
             self._set_parameters(trainable)
         for bucket in self._buckets:
@@ -221,17 +263,27 @@ class GradientTree:
         self._is_open = self._is_first = True
         self._upcoming = list(reversed(block_of(count, self._rank, self._world)))
         self._buffers.start_update(count)
-        # Then both may send all of it: as many bytes, in one exchange instead of two.
+        # Then both may send all gradients: as many bytes, in one exchange instead of two.
         self._swaps = self._world == _PAIR and max(map(len, nodes_of_ranks(count, self._world))) == 1
         if self._swaps and self._buckets:
             self._buckets[-1].reserve(self._num_values + len(self._present) + self._buffers.num_groups)
 
     def start_batch(self, *, overlaps: bool = False) -> None:
-        """Begin the next micro-batch of this process.
+        """Begin the next micro-batch of this process: clear the gradients, and restore the buffers.
 
         Args:
-            overlaps: Whether gradients may be sent during the backward pass, if this is the last micro-batch of the
-                process: there is only one pass.
+            overlaps: Whether to send gradients during the backward pass if this is the last micro-batch of the process,
+                which is faster. Pass True only if the micro-batch has exactly one backward pass. The default, False,
+                allows several.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=1)
+            >>> tree.start_batch(overlaps=True)
+            >>> model(torch.ones(4, 1)).mean().backward()
+            >>> tree.end_batch(weight=1.0)
         """
         self._clear_gradients()
         if not self._is_first:
@@ -243,13 +295,28 @@ class GradientTree:
                 bucket.awaited = set(map(id, bucket.parameters))
 
     def end_batch(self, weight: float) -> None:
-        """Take the gradients of the micro-batch, and what it has changed of the buffers.
+        """End a micro-batch: store its gradients and the changes that it made to the buffers.
 
         Args:
-            weight: Its part in the samples of the update.
+            weight: The samples of the micro-batch divided by the samples of the update, from 0 to 1. It is the weight
+                of the buffer changes; gradients are added without a weight.
 
         Raises:
-            ValueError: A parameter was changed within the micro-batch, or a buffer in a way that has no mean.
+            ValueError: The micro-batch has changed a parameter, or a buffer in a way that has no mean, for example its
+                shape.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=2)
+            >>> for samples in torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]]):
+            ...     tree.start_batch()
+            ...     model(samples).mean().backward()
+            ...     tree.end_batch(weight=2 / 4)
+            >>> _ = tree.finish()
+            >>> model.running_mean  # half of the mean of all samples
+            tensor([2.])
         """
         if self._versions != versions_of(self._parameters_to_watch()):
             raise ValueError(
@@ -259,8 +326,8 @@ class GradientTree:
             )
         self._versions = None
         index = self._upcoming.pop()
-        for number, one in enumerate(self._parameters):
-            self._present[number] |= one.grad is not None
+        for number, parameter in enumerate(self._parameters):
+            self._present[number] |= parameter.grad is not None
         if self._world == self._count == 1:  # gradients and buffers are the result already
             return
         self._buffers.take(index, weight)
@@ -269,13 +336,28 @@ class GradientTree:
                 bucket.take(index, self._count)
 
     def finish(self, values: Sequence[float] = ()) -> Tensor:
-        """Give the parameters the sums of the gradients, and the buffers what follows; every process must call this.
+        """Set the gradients and the buffers to the results of the update. Every process must call this.
 
         Args:
-            values: Numbers of this process, as many as the tree was made for.
+            values: The numbers of this process, as many as ``num_values``. They travel with the gradients.
 
         Returns:
-            Their sums over all processes, on the device.
+            The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float64`` on the device
+            of the parameters.
+
+        Raises:
+            ValueError: Micro-batches have changed an integer buffer to different values.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> tree = GradientTree([model], num_values=1)
+            >>> tree.start_update(count=1)
+            >>> tree.start_batch()
+            >>> model(torch.ones(8, 1)).mean().backward()
+            >>> tree.end_batch(weight=1.0)
+            >>> tree.finish([8.0])  # samples of all processes
+            tensor([8.], dtype=torch.float64)
         """
         if self._world == self._count == 1:
             return torch.tensor(values, dtype=torch.float64, device=self._device)
@@ -286,32 +368,96 @@ class GradientTree:
             self._receive()
         is_present = dict(zip(map(id, self._parameters), present, strict=False))
         for bucket in self._buckets:
-            for one, view in zip(bucket.parameters, bucket.nodes[0].value.views, strict=True):
-                one.grad = view if is_present[id(one)] else None
+            for parameter, view in zip(bucket.parameters, bucket.nodes[0].value.views, strict=True):
+                parameter.grad = view if is_present[id(parameter)] else None
         return sums
 
     def end_update(self) -> None:
-        """End an update whose gradients were used."""
+        """End an update after the step of the optimizer, and keep the buffers that ``finish`` has set.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=1)
+            >>> tree.start_batch()
+            >>> model(torch.tensor([[2.0], [4.0]])).mean().backward()
+            >>> tree.end_batch(weight=1.0)
+            >>> _ = tree.finish()
+            >>> tree.end_update()
+            >>> model.running_mean
+            tensor([1.5000])
+        """
         self._is_first_update = self._is_first_update and not self._is_open
         self._is_open = False
 
     def drop_update(self) -> None:
-        """Let the buffers be what they were before an update that is not made; does nothing between two updates."""
+        """Abandon an update: restore the buffers, and clear the gradients. Between two updates it does nothing.
+
+        Call it if the update is not made, for example because a loss is not finite.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=1)
+            >>> tree.start_batch()
+            >>> model(torch.tensor([[2.0], [4.0]])).mean().backward()
+            >>> tree.end_batch(weight=1.0)
+            >>> tree.drop_update()
+            >>> model.running_mean, model.weight.grad
+            (tensor([0.]), None)
+        """
         if self._is_open:
             self._is_open = False
             self.restore_buffers()
             self._clear_gradients()
 
     def save_buffers(self) -> None:
-        """Keep what the buffers are, between two updates."""
+        """Remember the current values of the buffers, between two updates.
+
+        Use it with ``restore_buffers`` around forward passes that must not change the running statistics, for example
+        the passes of a closure.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
+            >>> tree = GradientTree([model])
+            >>> tree.save_buffers()
+            >>> _ = model(torch.tensor([[2.0], [4.0]]))
+            >>> tree.restore_buffers()
+            >>> model.running_mean
+            tensor([0.])
+        """
         self._buffers.save()
 
     def restore_buffers(self) -> None:
-        """Let the buffers be what they were when they were kept."""
+        """Set the buffers to the values that ``save_buffers`` or ``start_update`` has remembered.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
+            >>> tree = GradientTree([model])
+            >>> tree.start_update(count=1)
+            >>> _ = model(torch.tensor([[2.0], [4.0]]))  # only to look at the outputs
+            >>> tree.restore_buffers()
+            >>> model.running_mean
+            tensor([0.])
+        """
         self._buffers.restore()
 
     def close(self) -> None:
-        """Leave the parameters alone."""
+        """Remove the gradient hooks from the parameters, and free the memory of the gradients.
+
+        Call it when training has ended and the modules live longer than this object.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> tree = GradientTree([model])
+            >>> tree.close()
+            >>> model(torch.ones(8, 1)).sum().backward()  # an ordinary backward pass again
+        """
         while self._hooks:
             self._hooks.pop().remove()
         self._buckets, self._parameters, self._trainable = [], [], []
@@ -319,6 +465,7 @@ class GradientTree:
     # Parameters
 
     def _set_parameters(self, trainable: list[bool]) -> None:
+        """Build the buckets for the parameters that are trained now."""
         self.close()
         self._trainable, self._parameters = trainable, list(compress(self._all, trainable))
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -335,13 +482,13 @@ class GradientTree:
                     self._hooks.append(hook)
 
     def _parameters_to_watch(self) -> list[nn.Parameter]:
-        """Those that a micro-batch must leave alone; in the first update also frozen ones, such as of a teacher."""
+        """Return the parameters that no micro-batch may change, in the first update including frozen parameters."""
         if not self._is_first_update:
             return self._parameters
-        return list(dict.fromkeys(one for module in self._called for one in module.parameters()))
+        return list(dict.fromkeys(parameter for module in self._called for parameter in module.parameters()))
 
     def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Called when a backward pass has added to the gradient of a parameter."""
+        """Record that a backward pass has added to a gradient, and send the buckets that are complete."""
         if bucket.awaited is None:
             return
         if bucket.is_sent:
@@ -356,6 +503,7 @@ class GradientTree:
             self._send(started)
 
     def _clear_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -363,11 +511,11 @@ class GradientTree:
 
     @torch.no_grad()
     def _exchange(self, values: Sequence[float]) -> tuple[Tensor, list[bool]]:
-        """Send what was not sent during the backward pass, and the notes of this process.
+        """Send the remaining gradients and the notes of this process.
 
         Returns:
-            The sums of the values, and of which parameters and buffers any process has a gradient or a change. Only
-            where this process has not all gradients, or there are buffers, is anything read from the device.
+            The sums of the values, and for each parameter and buffer whether any process has a gradient or a change.
+            The device is read only if this process lacks a gradient, or if there are buffers.
         """
         present = [*self._present, *self._buffers.changed()] if self._buffers.num_groups else self._present
         if self._world == 1:
@@ -382,7 +530,9 @@ class GradientTree:
             of_each = torch.stack([own, self._buckets[-1].swapped.notes])
         else:
             gathered = own.new_empty(self._world * len(own))
-            all_gather_single(gathered, own, async_op=True).wait()  # here, where the wait is seen as one for gradients
+            all_gather_single(
+                gathered, own, async_op=True
+            ).wait()  # here, so that hang reports show the exchange of gradients
             of_each = gathered.view(self._world, -1)
         sums, of_any = torch.tensor_split(of_each.sum(0), [self._num_values])
         if all(self._present) and not self._buffers.num_groups:
@@ -390,7 +540,7 @@ class GradientTree:
         return sums, cast("list[bool]", (of_any > 0).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     def _send(self, bucket: _Bucket, notes: Tensor | None = None) -> None:
-        """Send all of a bucket to the other of two processes, or to each process its chunk of the nodes of this one."""
+        """Send a bucket: all of it to the other of two processes, or to each process its chunk of the nodes."""
         self._num_started += 1
         bucket.is_sent = True
         if self._swaps:
@@ -405,7 +555,7 @@ class GradientTree:
         nodes = [node.value.tensor for node in bucket.nodes]
         sent = nodes[0] if nodes else bucket.received[:0]
         if len(nodes) > 1:
-            sent = torch.cat([one.view(self._world, -1) for one in nodes], dim=1).view(-1)
+            sent = torch.cat([node.view(self._world, -1) for node in nodes], dim=1).view(-1)
         if len(bucket.received) != sum(of_ranks) * bucket.chunk:
             bucket.received = sent.new_empty(sum(of_ranks) * bucket.chunk)
         sizes = [number * bucket.chunk for number in of_ranks]
@@ -413,7 +563,7 @@ class GradientTree:
 
     @torch.no_grad()
     def _receive(self) -> None:
-        """Add up what has arrived in the order of the tree: all of it, or a chunk which is then given to all."""
+        """Add up the received gradients in the order of the tree: all of them, or a chunk that is then sent to all."""
         nodes = [node for of_rank in nodes_of_ranks(self._count, self._world) for node in of_rank]
         for bucket in self._buckets:
             bucket.work.wait()
@@ -426,7 +576,7 @@ class GradientTree:
             elif len(nodes) == self._world:
                 of_ranks = [result.tensor, bucket.swapped.tensor]
                 torch.add(of_ranks[self._rank], of_ranks[1 - self._rank], out=result.tensor)
-            elif self._rank > 0:  # the first process has the only one
+            elif self._rank > 0:  # the first process has the only node
                 result.tensor.copy_(bucket.swapped.tensor)
         for bucket in self._buckets:
             bucket.work.wait()
@@ -434,11 +584,12 @@ class GradientTree:
 
     @property
     def _device(self) -> torch.device:
+        """The device of the parameters."""
         return self._parameters[0].device if self._parameters else torch.device("cpu")
 
 
 def _all_to_all(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> Any:
-    """Begin to send to each process its part of a tensor."""
+    """Begin to send each process its part of a tensor."""
     return _collectives.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
 
 
@@ -447,6 +598,7 @@ def _add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _rounded(number: int, unit: int) -> int:
+    """Return the smallest multiple of a unit that is not smaller than a number."""
     return -(-number // unit) * unit
 
 

@@ -1,10 +1,10 @@
-"""Averages the gradients of an update over the processes, while its last backward pass is in progress.
+"""Averages the gradients of an update over the processes during its last backward pass, without wrapping a module.
 
-No module is wrapped, so that any number of them, of forward passes and of backward passes works. The parameters lie in
-buckets, in the order in which a backward pass reaches them. A bucket is averaged as soon as all of its gradients are
-there, and the buckets in the same order on each process. The last one waits until the update needs the result: small
-numbers of each process travel with it. Where a process has no gradient, it counts as zero. A parameter that has a
-gradient on no process keeps none, as on one process.
+Without a wrapper, any number of modules, forward passes and backward passes is possible. The parameters lie in buckets,
+in the order in which a backward pass reaches them. A bucket is averaged as soon as all of its gradients are available,
+and all processes send their buckets in the same order. The last bucket waits until the update needs the result, since
+small numbers of each process travel with it. A missing gradient of a process counts as zero. A parameter without a
+gradient on all processes keeps none, as on one process.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["GradientExchange"]
 _collectives: Any = dist
 
 _BYTES_OF_FIRST_BUCKET: Final = 1 << 20
-"""A small one, so that the exchange begins early in the backward pass."""
+"""The size of the first bucket, which is small so that the exchange begins early in the backward pass."""
 _EXACT: Final = (torch.float32, torch.float64)
-"""The types that counts can travel in."""
+"""The types that can hold counts exactly."""
 
 
 @dataclass
@@ -37,14 +37,14 @@ class _Bucket:
     """Gradients of one type that are averaged together.
 
     Attributes:
-        parameters: What they are the gradients of.
-        flat: What is added up over the processes: the three that follow, one after the other.
+        parameters: The parameters of these gradients.
+        flat: The tensor that is added up over the processes. The next three are consecutive views of it.
         gradients: The gradients.
-        is_present: For each parameter 1, or 0 where this process has no gradient of it.
-        values: The numbers that travel with the last bucket; empty in others.
-        views: The gradients, each in its shape.
-        awaited: The parameters that this backward pass has not come to yet.
-        exchange: The exchange in progress.
+        is_present: For each parameter 1, or 0 if this process has no gradient of it.
+        values: The numbers that travel with the last bucket; empty in other buckets.
+        views: The gradients as views in the shapes of the parameters.
+        awaited: The identifiers of the parameters that this backward pass has not reached yet.
+        exchange: The collective in progress.
     """
 
     parameters: list[nn.Parameter]
@@ -58,34 +58,49 @@ class _Bucket:
 
 
 class GradientExchange:
-    """Averages gradients over the processes, and adds up small numbers.
+    """Average gradients over the processes, as ``DistributedDataParallel`` does, without wrapping the modules.
 
-    Between two updates, gradients stay on their process. ``open`` begins the last backward pass of an update, and
-    ``finish`` exchanges what there is. Passes that follow in the same update, as optimizers with two of them make, are
-    averaged each at its end, until ``end_update``.
+    Use it in a loop that trains several modules, calls methods other than ``forward``, accumulates gradients, or
+    freezes parameters while it trains. ``DistributedDataParallel`` needs special care in each of these cases. This
+    class hooks into the parameters instead, and sends gradients while the backward pass is in progress.
 
-    Parameters may be frozen and unfrozen at any time. What ``DistributedDataParallel`` was told to leave alone is left
-    alone. Sparse gradients are expected of layers with ``sparse=True``.
+    Each update is a sequence of calls. Backward passes before the last leave their gradients on this process. Before
+    the last backward pass, call ``open``, and after it ``finish``, which averages the gradients and returns sums of
+    small numbers, for example the number of samples. Then step the optimizer and call ``end_update``. Between
+    ``finish`` and ``end_update``, each further backward pass is averaged when it ends, as optimizers that evaluate the
+    loss several times need it.
+
+    Parameters may be frozen and unfrozen at any time. Parameters that ``DistributedDataParallel`` was told to ignore
+    are ignored here, too. Gradients of embeddings with ``sparse=True`` are averaged as sparse tensors.
 
     Args:
-        modules: What is trained, the same on each process.
-        num_values: How many numbers are added up with the gradients of an update.
-        device: The device of the parameters.
-        includes: Tells which of their parameters are averaged; None for all.
-        bucket_bytes: The size of the buckets.
-        dtype: The type in which gradients are sent; None for their own.
+        modules: The trained modules, with the same parameters on each process.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is none.
+        device: The device of the parameters. The default is the CPU.
+        includes: A function that returns whether a parameter is averaged. By default all parameters are.
+        bucket_bytes: The bytes of gradients that are sent together. The default of 25 MiB is the default of
+            ``DistributedDataParallel``: large enough for an efficient exchange, and small enough to begin early.
+        dtype: The type in which gradients are sent, for example ``torch.bfloat16`` to send half as much. By default
+            each gradient keeps its type.
 
     Attributes:
-        parameters: What has taken part in the last exchange.
+        parameters: The parameters that took part in the last exchange.
 
     Example:
         >>> import torch
-        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> exchange = GradientExchange([model], num_values=1)
-        >>> exchange.open()
-        >>> model(torch.ones(8, 2)).sum().backward()
-        >>> exchange.finish([8.0])  # samples of all processes
+        >>> for batch in torch.ones(3, 8, 2):
+        ...     exchange.open()
+        ...     model(batch).mean().backward()
+        ...     samples_of_all_processes = exchange.finish([float(len(batch))])
+        ...     optimizer.step()
+        ...     exchange.end_update()
+        ...     optimizer.zero_grad()
+        >>> samples_of_all_processes
         tensor([8.])
         >>> exchange.close()
         >>> torch.distributed.destroy_process_group()
@@ -122,13 +137,31 @@ class GradientExchange:
         self._sent: tuple[Sequence[float], Tensor] = (), torch.empty(0)
 
     def open(self, *, overlaps: bool = True) -> None:
-        """Begin the last backward pass of an update; every process must call this, and ``finish`` after the pass.
+        """Prepare for the last backward pass of an update, whose gradients are averaged.
+
+        Call it on every process before that pass, and ``finish`` after it. A second call before ``finish`` has no
+        effect.
 
         Args:
-            overlaps: Whether to exchange gradients during the backward pass. False where processes may have different
-                passes, as one without samples has none.
+            overlaps: Whether to send gradients during the backward pass, which is faster. Pass False if a process may
+                have no backward pass in this update, for example because it has no samples left, or if the passes of
+                the processes differ.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model])
+            >>> model(torch.ones(8, 2)).sum().backward()  # accumulates, and sends nothing
+            >>> exchange.open()
+            >>> model(torch.ones(8, 2)).sum().backward()  # sends the sum of both passes
+            >>> _ = exchange.finish([])
+            >>> model.bias.grad
+            tensor([16.])
+            >>> torch.distributed.destroy_process_group()
         """
-        if self._averages == "last pass":  # as a second loss of the same batch is passed
+        if self._averages == "last pass":  # the second loss of the same batch
             return
         self._follow_freezing()
         self._averages, self._overlaps, self._is_stale, self._num_started = "last pass", overlaps, False, 0
@@ -136,10 +169,29 @@ class GradientExchange:
             bucket.awaited = {id(parameter) for parameter in bucket.parameters if parameter.requires_grad}
 
     def finish(self, values: Sequence[float]) -> Tensor:
-        """Average the gradients that are there; return the sums of the numbers of all processes, on the device.
+        """Average the gradients over the processes, and add up small numbers.
+
+        Call it on every process after the last backward pass of an update. Afterwards ``grad`` of each parameter is the
+        mean over the processes.
 
         Args:
-            values: The numbers of this process.
+            values: The numbers of this process, as many as ``num_values``. They travel with the gradients, so they cost
+                no collective.
+
+        Returns:
+            The sums of the numbers over all processes, as a one-dimensional tensor on the device of the parameters.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model], num_values=2)
+            >>> exchange.open()
+            >>> model(torch.ones(8, 2)).sum().backward()
+            >>> exchange.finish([8.0, 3.0])  # samples, and correct predictions
+            tensor([8., 3.])
+            >>> torch.distributed.destroy_process_group()
         """
         if self._averages != "last pass":  # no backward pass of this process has begun the exchange
             self.open(overlaps=False)
@@ -151,41 +203,105 @@ class GradientExchange:
         return self._exchange(values)
 
     def average_each_pass(self) -> None:
-        """From here on, average the gradients at the end of each backward pass."""
+        """Average the gradients at the end of each backward pass, until ``end_update``.
+
+        ``finish`` switches to this by itself. Call it in an update without ``open`` and ``finish``, for example if an
+        optimizer such as LBFGS runs all backward passes in its closure.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model])
+            >>> exchange.average_each_pass()
+            >>> model(torch.ones(8, 2)).sum().backward()  # averaged when it ends
+            >>> exchange.end_update()
+            >>> model.bias.grad
+            tensor([8.])
+            >>> torch.distributed.destroy_process_group()
+        """
         self._follow_freezing()
         self._averages = "each pass"
 
     def end_update(self) -> None:
-        """From here on, gradients stay on their process."""
+        """End an update, so that gradients of later backward passes stay on this process until ``open``.
+
+        Call it after the step of the optimizer, and when an update is abandoned.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model])
+            >>> exchange.open()
+            >>> model(torch.ones(8, 2)).sum().backward()
+            >>> exchange.end_update()  # abandoned: the loss was invalid
+            >>> torch.distributed.destroy_process_group()
+        """
         for bucket in self._buckets:
-            if bucket.exchange is not None:  # of an update that was not made
+            if bucket.exchange is not None:  # the update was abandoned
                 bucket.exchange.wait()
                 bucket.exchange = None
         self._averages = "nothing"
 
     def close(self) -> None:
-        """Leave the parameters alone."""
+        """Remove the gradient hooks from the parameters.
+
+        Call it when training has ended and the modules live longer than this object. Otherwise backward passes would
+        still call the hooks.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model])
+            >>> exchange.close()
+            >>> model(torch.ones(8, 2)).sum().backward()  # an ordinary backward pass again
+            >>> torch.distributed.destroy_process_group()
+        """
         self.end_update()
         while self._hooks:
             self._hooks.pop().remove()
         self._buckets = []
 
     def parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of a module whose gradients are averaged, frozen ones included.
+        """Return the parameters of a module whose gradients are averaged, including frozen parameters.
+
+        Use it to check which parameters ``includes`` and the names that ``DistributedDataParallel`` was told to ignore
+        leave out.
 
         Args:
-            module: One of ``modules``.
+            module: A module, usually an element of ``modules``.
+
+        Returns:
+            The parameters in the order of ``module.parameters()``.
+
+        Example:
+            >>> import torch
+            >>> store = torch.distributed.HashStore()
+            >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            >>> model = torch.nn.Linear(2, 1)
+            >>> exchange = GradientExchange([model], includes=lambda parameter: parameter is not model.bias)
+            >>> [tuple(parameter.shape) for parameter in exchange.parameters_of(model)]
+            [(1, 2)]
+            >>> torch.distributed.destroy_process_group()
         """
         ignored = ignored_by_ddp(module)
         own = (parameter for name, parameter in module.named_parameters() if name not in ignored)
         return [parameter for parameter in own if self._includes is None or self._includes(parameter)]
 
     def _follow_freezing(self) -> None:
+        """Build the buckets again if parameters were frozen, unfrozen, added or removed."""
         trainable = [parameter.requires_grad for parameter in self._all]
         if self._buckets and trainable == self._trainable and not self._has_frozen:
             return
         before, ids_before = self._trainable, list(map(id, self.parameters))
-        self._all = list(dict.fromkeys(one for module in self._modules for one in self.parameters_of(module)))
+        self._all = list(
+            dict.fromkeys(parameter for module in self._modules for parameter in self.parameters_of(module))
+        )
         self._trainable = [parameter.requires_grad for parameter in self._all]
         self.parameters = self._agree_on_parameters()
         if self._buckets and (before, ids_before) == (self._trainable, list(map(id, self.parameters))):
@@ -210,20 +326,22 @@ class GradientExchange:
         self._add_hooks(self._buckets[-1], self._sparse)
 
     def _agree_on_parameters(self) -> list[nn.Parameter]:
-        """What is trained, and what was frozen while some process had a gradient for the next update."""
+        """Return the trained parameters, and the frozen parameters that have a gradient on any process."""
         if all(self._trainable):
             return self._all
-        of_each = [one.requires_grad or one.grad is not None for one in self._all]
+        of_each = [parameter.requires_grad or parameter.grad is not None for parameter in self._all]
         taking_part = torch.tensor(of_each, dtype=torch.int32, device=self._device)
         _collectives.all_reduce(taking_part, op=dist.ReduceOp.MAX)
-        return [one for one, takes_part in zip(self._all, taking_part.cpu(), strict=True) if takes_part]
+        return [parameter for parameter, takes_part in zip(self._all, taking_part.cpu(), strict=True) if takes_part]
 
     def _ids_of_sparse(self) -> set[int]:
+        """Return the identifiers of the parameters with sparse gradients."""
         layers = [layer for module in self._modules for layer in module.modules()]
         embeddings = [layer for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
         return {id(layer.weight) for layer in embeddings if layer.sparse}
 
     def _add_bucket(self, dtype: torch.dtype, parameters: list[nn.Parameter], num_values: int) -> None:
+        """Add a bucket for parameters of one type."""
         sizes = [parameter.numel() for parameter in parameters]
         flat = torch.zeros(sum(sizes) + len(sizes) + num_values, dtype=dtype, device=self._device)
         gradients, is_present, values = torch.split(flat, [sum(sizes), len(sizes), num_values])
@@ -232,6 +350,7 @@ class GradientExchange:
         self._buckets.append(_Bucket(parameters, flat, gradients, is_present, values, views))
 
     def _add_hooks(self, bucket: _Bucket, parameters: Sequence[nn.Parameter]) -> None:
+        """Call ``_note_gradient`` when a backward pass has added to a gradient."""
         for parameter in parameters:
             if parameter.requires_grad:
                 untyped: Any = parameter  # torch annotates the method only in part
@@ -239,7 +358,7 @@ class GradientExchange:
                 self._hooks.append(hook)
 
     def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Called when a backward pass has added to the gradient of a parameter."""
+        """Record that a backward pass has added to a gradient, and send the buckets that are complete."""
         if self._averages == "nothing":
             return
         if self._averages == "each pass":
@@ -256,12 +375,13 @@ class GradientExchange:
             self._start(following)
 
     def _finish_pass(self) -> None:
+        """Average the gradients at the end of a backward pass."""
         self._is_queued, self._num_started = False, 0
         self._exchange([0.0] * self._num_values)
 
     @torch.no_grad()
     def _start(self, bucket: _Bucket) -> None:
-        """Send the gradients of a bucket that are there."""
+        """Begin to send the available gradients of a bucket."""
         self._num_started += 1
         bucket.is_present.fill_(1)
         gradients = [parameter.grad for parameter in bucket.parameters]
@@ -269,7 +389,9 @@ class GradientExchange:
             if gradient is None:
                 bucket.is_present[number] = 0
                 bucket.views[number].zero_()
-        there = [(view, one) for view, one in zip(bucket.views, gradients, strict=True) if one is not None]
+        there = [
+            (view, gradient) for view, gradient in zip(bucket.views, gradients, strict=True) if gradient is not None
+        ]
         if there:
             self._copy(*map(list, zip(*there, strict=True)))
         bucket.gradients.div_(self._num_processes)
@@ -277,8 +399,9 @@ class GradientExchange:
 
     @torch.no_grad()
     def _exchange(self, values: Sequence[float]) -> Tensor:
+        """Send the remaining buckets, wait for all, and return the sums of the numbers."""
         last = self._buckets[-1]
-        if values != self._sent[0]:  # mostly nothing is asked for, as in the update before
+        if values != self._sent[0]:  # most updates send the same numbers as the previous update
             is_cuda = self._device.type == "cuda"  # where nothing waits for a copy from pinned memory
             on_host = torch.tensor(values, dtype=last.flat.dtype, pin_memory=is_cuda)
             self._sent = values, on_host.to(self._device, non_blocking=is_cuda)
@@ -295,7 +418,7 @@ class GradientExchange:
 
 
 def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """Divide parameters into groups of about so many bytes, the first one smaller."""
+    """Divide parameters into groups of about so many bytes; the first group is smaller."""
     group: list[nn.Parameter] = []
     size, limit = 0, min(_BYTES_OF_FIRST_BUCKET, num_bytes)
     for parameter in parameters:
@@ -309,9 +432,9 @@ def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> Iterator[list[nn
 
 
 def _take_back(bucket: _Bucket, copy: Callable[..., Any]) -> None:
-    """Give the parameters the means; only where this process had no gradient is anything read from the device."""
+    """Copy the means to the parameters; the device is read only if this process had no gradient for some of them."""
     gradients = [parameter.grad for parameter in bucket.parameters]
-    there = [(one, view) for one, view in zip(gradients, bucket.views, strict=True) if one is not None]
+    there = [(gradient, view) for gradient, view in zip(gradients, bucket.views, strict=True) if gradient is not None]
     if there:
         copy(*map(list, zip(*there, strict=True)))
     if len(there) < len(gradients):
@@ -322,7 +445,7 @@ def _take_back(bucket: _Bucket, copy: Callable[..., Any]) -> None:
 
 
 def _mean_of_sparse(parameter: nn.Parameter, num_processes: int) -> Tensor | None:
-    """Return the mean of the sparse gradients of all processes, None where there is none."""
+    """Return the mean of the sparse gradients of all processes, or None if no process has a gradient."""
     if parameter.grad is None:
         rows, values = torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.detach()[:0]
     else:
@@ -345,4 +468,4 @@ def _concatenated(rows: Tensor) -> Tensor:
     padded[: len(rows)] = rows
     gathered = [torch.empty_like(padded) for _ in lengths]
     _collectives.all_gather(gathered, padded)
-    return torch.cat([one[:length] for one, length in zip(gathered, lengths, strict=True)])
+    return torch.cat([rows_of_rank[:length] for rows_of_rank, length in zip(gathered, lengths, strict=True)])
