@@ -1,7 +1,7 @@
-"""A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record.
+"""A training loop for PyTorch that you can read: the trainer, its callbacks, and their metrics.
 
-Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``, ``pa_core.distributed``,
-``pa_core.engine.exchange``, ``pa_core.errors``, ``pa_core.predictions``, ``pa_core.sharding``,
+The public names are those in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``,
+``pa_core.distributed``, ``pa_core.engine.exchange``, ``pa_core.errors``, ``pa_core.predictions``, ``pa_core.sharding``,
 ``pa_core.steps.default_step``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
 ``pa_core.tracking.plot_style``, ``pa_core.types`` and ``pa_core.user_warnings``.
 """
@@ -136,13 +136,13 @@ _HOMES = {
     "SupportsStateDict": "pa_core.types",
     "TimmSchedulerLike": "pa_core.timm_trainer",
 }
-"""Where names are that this module had before."""
+"""The new homes of names that this module had before."""
 
 
-if not TYPE_CHECKING:  # a name that is nowhere is an error to type checkers
+if not TYPE_CHECKING:  # type checkers report unknown names themselves
 
     def __getattr__(name: str) -> object:
-        """Return what was here before, with a warning that says where it is."""
+        """Return an object that was here before, with a warning that says where it is now."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         warnings.warn(f"Import {name} from {_HOMES[name]}.", DeprecationWarning, stacklevel=2)

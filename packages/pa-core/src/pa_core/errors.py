@@ -1,4 +1,4 @@
-"""Errors that tell what was given, what was expected and what to do.
+"""Errors with four parts: the problem, the given value, the expected value and what to do.
 
 Each error also derives from the built-in exception a Python user would catch for the same mistake, so
 ``except ValueError`` keeps working:
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class ConfigurationError(ExplainedError, ValueError):
-    """An argument has a value that cannot work, such as a negative number of epochs.
+    """An argument has a value that cannot work, for example a negative number of epochs.
 
     Example:
         >>> raise ConfigurationError("num_epochs must be a whole number >= 1, got -1.")
@@ -51,7 +51,7 @@ class ConfigurationError(ExplainedError, ValueError):
 
 
 class ArgumentTypeError(ExplainedError, TypeError):
-    """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
+    """An argument has the wrong type, for example a class instead of an instance.
 
     Example:
         >>> from pa_core import Trainer
@@ -72,7 +72,7 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
 
 
 class StopTrainingError(Exception):
-    """Raised by a callback or a trainer to end a run early; it is a request, not a failure.
+    """Raised by a callback or a trainer to end a run early; it is not a failure.
 
     The run still ends through its ordinary events, and ``train()`` returns normally.
 
@@ -88,10 +88,10 @@ class StopTrainingError(Exception):
 
 
 class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, IndexError):
-    """The samples, the model and the loss function of a default step do not fit together, and torch would not say so.
+    """The samples, the model and the loss function of a default step do not fit together.
 
-    It is raised where torch would compute the loss of other pairs than those that were meant. Where torch itself raises
-    an error, that one leaves the step, with notes on shapes and dtypes.
+    It is raised where torch would compute a loss of the wrong pairs without an error. Where torch itself raises an
+    error, that error leaves the step, with notes on shapes and dtypes.
 
     Example:
         >>> import torch
@@ -110,17 +110,20 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
     """
 
     def name_step(self, step: str) -> None:
-        """Add to what was given in which step of the run it was.
+        """Add the step of the run to the description of the given values.
 
         Args:
-            step: The step, such as ``"training step 3 of epoch 1"``.
+            step: The step, for example ``"training step 3 of epoch 1"``.
         """
         self.given: str = f"{self.given}, in {step}"
         self.args: tuple[Any, ...] = (self.problem, self.given, self.expected, self.do)
 
 
 class BatchOutputError(ExplainedError, TypeError):
-    """What a training or evaluation step returned is not a dictionary with a scalar loss and its companions.
+    """A training or evaluation step returned the wrong outputs.
+
+    The outputs are a dictionary with the keys ``loss`` (a tensor with one element), ``model_outputs`` and
+    ``batch_size``. The loss of a training step needs a graph.
 
     Example:
         >>> issubclass(BatchOutputError, TypeError)
@@ -129,9 +132,9 @@ class BatchOutputError(ExplainedError, TypeError):
 
 
 class OverrideError(ExplainedError, TypeError):
-    """A subclass of the trainer has a method that would break the loop, or that the loop would never call.
+    """A subclass of the trainer has a method that would break the loop, or that is never called, for example a typo.
 
-    It is raised where the class is defined.
+    The class statement raises it.
 
     Example:
         >>> issubclass(OverrideError, TypeError)
@@ -140,10 +143,10 @@ class OverrideError(ExplainedError, TypeError):
 
 
 class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
-    """A loss became NaN or infinite, and the run ends because of it; or the gradients of fp16 always overflow.
+    """The run ended because a loss became NaN or infinite, or because the gradients of fp16 always overflow.
 
-    It ends the run as ``StopTrainingError`` does, through the ordinary events, and is then raised by
-    ``train()`` or ``evaluate()``, so that the exit status of a script tells.
+    The run ends like after ``StopTrainingError``, through the ordinary events. Then the error is raised by ``train()``
+    or ``evaluate()``, so that the script exits with status 1.
 
     Example:
         >>> issubclass(NonFiniteLossError, ArithmeticError)
@@ -151,12 +154,12 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
     """
 
 
-class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit
-    """The machine is needed for something else: a training state was saved, and the process ends.
+class TrainingPreempted(SystemExit):  # not an error: it ends a script like SystemExit
+    """The run was preempted: a training state is saved, and the process ends.
 
     It is a ``SystemExit``, so ``except Exception`` lets it pass, and a script that does not catch it ends without a
-    traceback and with its status: 75, which stands for a temporary failure after which to try again (``EX_TEMPFAIL`` of
-    ``sysexits.h``).
+    traceback and with its status: 75, which means a temporary failure, after which a retry can succeed (``EX_TEMPFAIL``
+    of ``sysexits.h``).
 
     Attributes:
         STATUS: The exit status.
@@ -172,8 +175,8 @@ class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by 
         super().__init__(self.STATUS)
 
 
-class SmallerBatchNeeded(SystemExit):  # no error: a script ends by it as by SystemExit
-    """With ``per_device_batch_size="fit"``, the memory did not suffice: a note was written, and the process ends.
+class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like SystemExit
+    """A batch of ``per_device_batch_size="fit"`` did not fit into memory: a note is written, and the process ends.
 
     Start the script again with ``resume_from``: the run continues with smaller batches, and the same updates. It is a
     ``SystemExit`` with status 75, as ``TrainingPreempted`` is.
@@ -205,7 +208,7 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
 
 
 def is_explained(error: BaseException) -> TypeGuard[ExplainedError]:
-    """Whether an error is one of ours, which has the four parts of an ``ExplainedError``.
+    """Whether an error is an ``ExplainedError``, which has the four parts.
 
     Args:
         error: Any error.
@@ -215,13 +218,13 @@ def is_explained(error: BaseException) -> TypeGuard[ExplainedError]:
 
 @contextmanager
 def as_configuration_error(do: str = "") -> Generator[None]:
-    """Raise what a library beneath says of an argument as the error that is documented here.
+    """Convert an error of a library into the documented ``ConfigurationError``.
 
     Args:
-        do: What to do, in the words of the arguments here; empty for what the library advises.
+        do: The advice in terms of the arguments here; empty for the advice of the library.
 
     Raises:
-        ConfigurationError: The block has raised a ``ValueError``.
+        ConfigurationError: The block raised a ``ValueError``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a run was started with: one immutable, validated record for callbacks, trackers and logs."""
+"""The settings of a run: an immutable, validated record for callbacks, trackers and logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pa_core.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The values that describe the current run; built for each call of ``train`` or ``evaluate``.
+    """The settings of the current run, for callbacks and trackers; created for each call of ``train`` or ``evaluate``.
 
-    Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the
-    dictionaries they came from changes nothing here. A count may be given as a float that is whole.
+    Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the original
+    dictionaries does not change them. A count may be given as a float that is whole.
 
     A run that only evaluates makes no updates: it has ``num_epochs=1``, ``num_update_steps_per_epoch=0`` and
     ``max_num_train_steps`` None or 0. All other values follow the same rules as in training.
@@ -24,29 +24,28 @@ class TrainerRunConfig:
     Args:
         num_epochs: Epochs of this run, at least 1.
         train_per_device_batch_size: Samples in a training batch of one process.
-        train_dl_kwargs: The arguments the training dataloader was made with.
+        train_dl_kwargs: The arguments of the training dataloader.
         eval_per_device_batch_size: Samples in an evaluation batch of one process.
-        eval_dl_kwargs: The arguments the evaluation dataloader was made with.
-        gradient_accumulation_steps: Training batches of one process that make up one optimizer update.
-        gradient_clip_value: Gradients are clipped to ``[-value, value]``; None: they are not.
-        train_total_batch_size: Samples of all processes in one optimizer update.
-        eval_total_batch_size: Samples of all processes in one evaluation step.
-        num_update_steps_per_epoch: Optimizer updates in one epoch. Where epochs differ in length, this is the mean of
-            all of them, rounded up; the length of each is in ``trainer.epoch_lengths``.
+        eval_dl_kwargs: The arguments of the evaluation dataloader.
+        gradient_accumulation_steps: Training batches of one process in an optimizer update.
+        gradient_clip_value: Gradients are clipped to ``[-value, value]``; None does not clip.
+        train_total_batch_size: Samples of all processes in an optimizer update.
+        eval_total_batch_size: Samples of all processes in an evaluation step.
+        num_update_steps_per_epoch: Optimizer updates in an epoch. If epochs differ in length, this is the mean of all
+            of them, rounded up; the length of each is in ``trainer.epoch_lengths``.
         max_num_train_steps: The number of optimizer updates of the run. If it was passed to ``train()``, ``num_epochs``
             follows from it; otherwise it follows from ``num_epochs``.
         is_local_process_zero: True in the first process of each machine.
         is_world_process_zero: True in the first process of all.
         is_distributed: True if several processes train together.
-        mixed_precision: What the run computes in: ``"no"``, ``"fp16"`` or ``"bf16"``. On a CPU, where ``"fp16"`` has no
+        mixed_precision: The precision of the run: ``"no"``, ``"fp16"`` or ``"bf16"``. On a CPU, where ``"fp16"`` has no
             effect, it is ``"no"``.
         num_processes: Processes that take part.
         gradient_clip_norm: All gradients are scaled down together so that their norm is at most this. None, the
             default, does not clip, because clipping changes what is optimised.
-        seed: The number that the order of the data and the augmentation follow from; None if nothing
-            was drawn.
-        num_local_update_steps_per_epoch: Optimizer updates of this process in one epoch. The default is
-            ``num_update_steps_per_epoch``, as every process takes part in every update.
+        seed: The seed of the order of the data and of the augmentation; None if nothing was drawn.
+        num_local_update_steps_per_epoch: Optimizer updates of this process in an epoch. The default is
+            ``num_update_steps_per_epoch``, because every process takes part in every update.
 
     Raises:
         ConfigurationError: A count is not a whole number or too small, or a clipping threshold is not positive.
@@ -81,7 +80,7 @@ class TrainerRunConfig:
     num_processes: int
     gradient_clip_norm: float | None = None
     seed: int | None = None
-    # To those who read it this is always a number; None stands for num_update_steps_per_epoch until then.
+    # After construction this is a number; None stands for num_update_steps_per_epoch.
     num_local_update_steps_per_epoch: int = field(default=cast("int", None), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -118,19 +117,19 @@ class TrainerRunConfig:
         return getattr(self, key)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values in a form that ``json.dumps`` takes.
+        """Return all values in a form that ``json.dumps`` accepts, for example to log them.
 
-        Functions and classes become their qualified name, other objects (samplers, say) their ``repr``.
+        Functions and classes become their qualified name, other objects, for example samplers, their ``repr``.
         """
         return {key: _plain(self[key]) for key in self.keys()}
 
 
 class LoaderSettings(NamedTuple):
-    """What a run config says about a loader.
+    """The settings of a loader in a run config.
 
     Attributes:
         batch_size: Samples in a batch of one process.
-        kwargs: The arguments that the loader was made with.
+        kwargs: The arguments of the loader.
     """
 
     batch_size: int
@@ -138,11 +137,11 @@ class LoaderSettings(NamedTuple):
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
-    """Raise an error for anything that is not a whole number or is too small.
+    """Raise an error unless a value is a whole number that is large enough.
 
     Args:
-        name: The argument's name, for the message.
-        value: What was given for it.
+        name: The name of the argument, for the message.
+        value: The value of the argument.
         minimum: The smallest value that makes sense.
 
     Raises:
@@ -157,9 +156,9 @@ def check_clip_threshold(name: str, value: object) -> None:
     """Raise an error for a clipping threshold that would erase or invert every gradient.
 
     Args:
-        name: The argument's name, for the message.
-        value: What was given for it; None switches clipping off. Infinity is accepted: it clips nothing and
-            still has the norm of the gradients measured.
+        name: The name of the argument, for the message.
+        value: The value of the argument; None switches clipping off. Infinity is accepted: it clips nothing and still
+            measures the norm of the gradients.
 
     Raises:
         ConfigurationError: ``value`` is neither None nor a positive number.
@@ -170,7 +169,7 @@ def check_clip_threshold(name: str, value: object) -> None:
 
 
 def _plain(value: object) -> Any:
-    """Return ``value`` built of dict, list, str, int, float, bool and None only."""
+    """Return ``value`` as nested dict, list, str, int, float, bool and None only."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Integral):

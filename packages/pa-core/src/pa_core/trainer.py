@@ -49,16 +49,20 @@ from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
 _OPTIMIZER = "optimizer"
-"""What the one part of a trainer is called in its runs, and in training states."""
+"""The name of a trainer's optimizer, and of the part that it trains, in training states."""
 
 
 class Trainer(
     TrainerMethods[ModelT_co, BatchT, OutputT_co, SchedulerT], Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]
 ):
-    """Trains a model on a dataset, on the hardware that the script was launched on.
+    """Train a model on a dataset, on the hardware that the script was launched on.
 
-    Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
-    what your task needs: the implementations here are sensible defaults. In pseudocode, ``train()`` is::
+    Use it if your task fits the loop below; use ``Run`` if you write the loop yourself. The same script runs on a CPU,
+    on a GPU and on several processes.
+
+    Methods whose names begin with *create* or *calculate* return a value; all others change the state of the run.
+    Override the methods that your task needs: the implementations here are sensible defaults. In pseudocode,
+    ``train()`` is::
 
         train_dl, eval_dl = create_train_dataloader(), create_eval_dataloader()
         on_prepare_start
@@ -79,33 +83,35 @@ class Trainer(
         training_run_end, on_training_run_end
 
     Args:
-        model: The module to train.
+        model: The module to train. It is moved to the device, and not wrapped, even on several processes.
         loss_func: Called as ``loss_func(model_outputs, targets)``. None for a model that returns its own loss when
             called with the items of a batch that is a mapping, or if ``calculate_*_batch_loss`` are overridden.
-        optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates.
-        callbacks: Classes or instances; their events are called in this order.
-        run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
+        optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
+        callbacks: Callbacks, as classes or instances; their events are called in this order. The default prints the
+            progress and the metrics; an empty list turns that off.
+        run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
         mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
-            weights. The default, None, is the launcher's setting. All trainers in a process must use the same
-            precision.
-        cpu: True trains on the CPU. The default, None, is the device that the script was launched on. All trainers in a
-            process must use the same device.
-        max_wait_seconds: How many seconds a process waits for another one before all of them print where they are and
-            exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no diagnostics. The limit
-            grows to ten times the slowest update if that is longer. None leaves the timeout to the process group.
+            weights. The default, None, uses the setting of ``accelerate launch``, or "no". All trainers in a process
+            must use the same precision.
+        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and otherwise a GPU if there is
+            one. All trainers in a process must use the same device.
+        max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
+            they are and exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no
+            diagnostics. The limit grows to ten times the slowest update if that is longer. None leaves the timeout to
+            the process group.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
-            ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if it is.
-            You only need it for optimizers that read the shapes of their parameters when they are made.
+            ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if you
+            shard it. Only needed for optimizers that read the shapes of their parameters when they are made.
         reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
             processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
-            micro-batches that updates are cut into. None, the default, promises equality up to rounding. The value
-            says what is promised; ``trainer.reproducible`` is whether it is.
+            micro-batches, the pieces that each update is divided into. None, the default, makes results on different
+            numbers of processes equal up to rounding. After construction, ``trainer.reproducible`` is True or False.
 
     Raises:
-        ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: There is no such precision, or an overridden ``create_accelerator`` set another one; or
-            there are both an optimizer and a function that makes one.
-        UnsupportedConfigurationError: An earlier trainer of the process has another precision or device.
+        ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
+        ConfigurationError: The precision is unknown, or an overridden ``create_accelerator`` sets a different
+            precision; or both ``optimizer`` and ``create_optimizer_fn`` are passed.
+        UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
 
     Example:
         >>> import torch
@@ -207,38 +213,39 @@ class Trainer(
         sanity_eval_steps: int = 0,
         samples_per_update: int | None = None,
     ) -> None:
-        """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
+        """Train the model for some epochs, and evaluate after each of them if there is an evaluation dataset.
 
-        One number is drawn from torch's global generator on rank zero; the order of the data and the randomness of
-        augmentation follow from it, so ``torch.manual_seed(...)`` before the run decides everything.
+        The run draws one number from torch's global generator on rank zero. The order of the data and the randomness of
+        augmentation follow from it, so ``torch.manual_seed(...)`` before the run is the only seed that you set.
 
-        With several processes, an exception that leaves the run on all of them is raised, here and in ``evaluate()``. A
-        process that fails alone prints its exception and ends, even within ``try``: the others would wait for it.
+        With several processes, an exception that all of them raise leaves ``train()`` as usual. A process that fails
+        alone prints its exception and exits, even within ``try``, because the others would wait for it. ``evaluate()``
+        does the same.
 
         Args:
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
-                returned it: on several processes it is split, and the order of its samples is its own.
+                returned it: on several processes its samples are split, in the order of its sampler.
             num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
                 Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
-                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap one in an ``EvaluationSet``
-                if you do not want it evaluated in each epoch.
-            per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it
-                out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" takes as many as
-                fit into the memory of each device, which is tried before the run and undone.
-            max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000
-                updates of 1,000 an epoch are ten epochs, and the run may end mid-epoch. Data without a length
-                requires it.
+                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap a set in an
+                ``EvaluationSet`` to evaluate it less often than after each epoch.
+            per_device_batch_size: The number of samples in a batch of one process; the default, 8, fits on almost any
+                device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
+                uses as many as fit into the memory of each device, which trial updates find out before the run; their
+                effects are undone.
+            max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000 updates
+                are ten epochs if an epoch has 1,000, and the run may end mid-epoch. Data without a length requires it.
             gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default is 1.
-                The gradient is computed for the mean loss over all samples of the update. The last group of an epoch
-                may be shorter.
+                The gradient is that of the mean loss over all samples of the update. The last update of an epoch may
+                have fewer batches.
             gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
                 default, does not clip.
             create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
-                ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, whose length its
-                schedule fits, unlike ``create_optimizer_fn``, whose optimizer the trainer keeps. Without a function,
-                the run uses ``trainer.scheduler``, which is the one that you assigned, or the scheduler of the
-                previous run.
+                ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, because its
+                schedule depends on the length of the run, unlike ``create_optimizer_fn``, whose optimizer the trainer
+                keeps. Without a function, the run uses ``trainer.scheduler``, which is the scheduler that you assigned,
+                or that of the previous run.
             train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
             eval_dataloader_kwargs: Arguments for the evaluation loader, which override the defaults.
             reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
@@ -254,32 +261,32 @@ class Trainer(
                 error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
                 "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs
                 add "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
-            step_scheduler: When the scheduler is stepped: after each ``"update"``, the default, or after each
+            step_scheduler: When the trainer steps the scheduler: after each ``"update"``, the default, or after each
                 ``"epoch"`` and its evaluation.
             watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after
                 each epoch.
             order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses
                 the order of the dataset, if it has one, and otherwise visits each sample once in a random order.
-            sanity_eval_steps: The number of batches of each evaluation set that a new run evaluates before its first
-                epoch, such as 2; the default is 0. It finds errors in the evaluation and misspelt names of metrics
-                before hours are spent. The run is bit-for-bit identical to a run without it, because callbacks are
-                called on copies and nothing is recorded.
-            samples_per_update: The number of samples of all processes in an optimizer update. Then batches and
-                accumulation follow from it, on any number of processes: ``per_device_batch_size`` is how many samples a
-                process computes at a time at the most. None, the default, is for updates of
+            sanity_eval_steps: The number of batches of each evaluation set, for example 2, that a new run evaluates
+                before its first epoch. The default, 0, evaluates none. Use it to find errors in the evaluation and
+                misspelt names of metrics before hours are spent. The run is bit-for-bit identical to a run without it,
+                because callbacks are called on copies and nothing is recorded.
+            samples_per_update: The number of samples of all processes in an optimizer update. Batches and accumulation
+                are computed from it, on any number of processes; ``per_device_batch_size`` is then the largest number
+                of samples that a process computes at a time. None, the default, is for updates of
                 ``gradient_accumulation_steps`` batches of each process.
 
         Raises:
-            ArgumentTypeError: An argument is another kind of thing.
-            ConfigurationError: An argument cannot work, as a ``ValueError``.
-            DataError: Data, a loader or an order cannot work, which ``pa_data`` says, as a ``ValueError`` too.
+            ArgumentTypeError: An argument has the wrong type.
+            ConfigurationError: An argument has a value that cannot work; a ``ValueError``.
+            DataError: ``pa_data`` cannot use the dataset, the loader or the order; a ``ValueError``.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             CheckpointNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
             TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
             SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:
-                it resumes with smaller ones. A ``SystemExit``.
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+                it resumes with smaller batches. A ``SystemExit``.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
         """
         require_ready(self._session, "train")
         with print_errors_once():
@@ -343,7 +350,7 @@ class Trainer(
             self._session.require_usable_schedulers()
             self._session.resume()
             self._session.check_length_of_schedules()
-            # Not before: a run that cannot start costs nothing of what the last one recorded.
+            # Not before: a run that cannot start keeps the metrics of the previous run.
             if reset_run_history and self._session.resumption.saved is None:
                 self._session.reset_history()
             self._run_training()
@@ -359,28 +366,37 @@ class Trainer(
         *,
         reset_run_history: bool = True,
     ) -> dict[str, float]:
-        """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
+        """Evaluate the model on a dataset without training it, and record the loss as ``evaluation_loss``.
+
+        Use it for a test set after training, or for a model that was loaded.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them; None evaluates the data of the last run of
-                any kind. Each of several sets by name is evaluated, and its loss is recorded as
+            dataset: The samples to evaluate, or a ``DataLoader`` of them; None evaluates the data of the previous run
+                of any kind. Each of several sets by name is evaluated, and its loss is recorded as
                 ``evaluation_NAME_loss``.
             per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
-                ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run; an
-                8 that you pass is 8.
+                ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
             dataloader_kwargs: Arguments for the loader, which override the defaults.
-            collate_fn: Makes a batch of a
-                list of samples; None keeps the one of the run before.
-            reset_run_history: False keeps the metrics that were recorded before.
+            collate_fn: A function that makes a batch of a list of samples; None keeps the function of the previous run.
+            reset_run_history: False keeps the metrics that are recorded already.
 
         Returns:
-            The metrics that were recorded meanwhile, of those that are numbers: the loss, what steps logged, and what
-            callbacks added.
+            The metrics of this evaluation by name: the loss, the metrics that steps logged, and those that callbacks
+            added, if they are numbers.
 
         Raises:
             ConfigurationError: There is no dataset, or an argument cannot work.
-            DataError: As ``train``.
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+            DataError: ``pa_data`` cannot use the dataset or the loader.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+
+        Example:
+            >>> import torch
+            >>> from torch.utils.data import TensorDataset
+            >>> from pa_core import Trainer
+            >>> x = torch.ones(10, 2)
+            >>> trainer = Trainer(torch.nn.Flatten(), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.evaluate(TensorDataset(x, x + 1))
+            {'evaluation_loss': 1.0}
         """
         require_ready(self._session, "evaluate")
         with print_errors_once():
@@ -430,9 +446,9 @@ class Trainer(
         """Called when a training run starts."""
 
     def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains.
+        """Called when a training epoch starts; puts the model and the trained added modules into training mode.
 
-        It calls ``model.train()``. Parts that the script has put into evaluation mode, such as batch norm layers of a
+        It calls ``model.train()``. Parts that the script put into evaluation mode, for example batch norm layers of a
         pretrained model, stay there.
         """
         put_into_training(self.model)
@@ -464,15 +480,16 @@ class Trainer(
     # The steps and the parts of an update
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the training loss of a batch.
+        """Calculate the training loss of a batch; override it for a custom loss or several outputs.
 
         Args:
-            batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
-                and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
-                outputs have the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
+            batch: A batch of the training loader, on the device; by default inputs and targets at the indices 0 and 1.
+                With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its outputs have
+                the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
 
         Returns:
-            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
+            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys. The loss is a tensor
+            with one element, the mean over the samples of the batch.
 
         Raises:
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
@@ -487,14 +504,14 @@ class Trainer(
         """Calculate the evaluation loss of a batch; no gradients are recorded.
 
         Args:
-            batch: What the evaluation loader yields, on the device.
+            batch: A batch of the evaluation loader, on the device.
 
         Returns:
-            As ``calculate_train_batch_loss``.
+            The same dictionary as ``calculate_train_batch_loss``.
 
         Raises:
-            ConfigurationError: As ``calculate_train_batch_loss``.
-            BatchMismatchError: As ``calculate_train_batch_loss``.
+            ConfigurationError: The batch has no inputs and targets, or there is no loss.
+            BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
         output = default_step.calculate_batch_loss(
             self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._session.checked_steps
@@ -502,27 +519,27 @@ class Trainer(
         return cast("OutputT_co", output)
 
     def backward_step(self, loss: Tensor) -> None:
-        """Run the backward pass.
+        """Compute the gradients of a batch; override it to call ``backward`` with other arguments.
 
         Args:
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
-        # not that of accelerate, which would divide the loss by its own accumulation steps
+        # not the backward() of accelerate, which would divide the loss by its own accumulation steps
         scaler = self._setup.accelerator.scaler
         scaled: Any = loss if scaler is None else scaler.scale(loss)
         scaled.backward()
 
     def _clip_gradients(self) -> None:
-        """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
+        """Clip the gradients as the arguments of ``train()`` say, once per update, after any scaling is undone."""
         if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
             self._session.clip(self._session.parts[_OPTIMIZER].parameters)
 
     def optimizer_step(self) -> None:
-        """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
+        """Update the parameters from their gradients; not called if gradients overflowed in fp16."""
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
+        """Step the scheduler after each update, or after each epoch with ``step_scheduler="epoch"``."""
         if self.scheduler is not None:
             self._session.arguments.stepping.step(self.scheduler, self)
 
@@ -548,7 +565,7 @@ class Trainer(
         session.finish(self.training_run_end)
 
     def _run_sanity_evaluation(self, num_batches: int) -> None:
-        """Evaluate the first batches of each set, and leave everything as it was."""
+        """Evaluate the first batches of each set, and restore everything afterwards."""
         try:
             with sanity_evaluation(self, self._session, num_batches, self._session.arguments.stepping.watch_metric):
                 for name in self._eval_names_of_epoch():
@@ -558,10 +575,10 @@ class Trainer(
         except StopTrainingError as error:
             if isinstance(error, NonFiniteLossError):
                 raise
-        self._session.rank_sync.stop = None  # it was asked of a run that has not begun
+        self._session.rank_sync.stop = None  # the run has not begun
 
     def _run_epoch(self, epoch: int) -> None:
-        """Train an epoch, unless it is trained already, and evaluate."""
+        """Train an epoch, unless the resumed run had trained it, and evaluate."""
         if self._session.resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
@@ -569,7 +586,7 @@ class Trainer(
         self._session.finish_epoch(self.training_run_epoch_end, self._step_schedulers)
 
     def _evaluate_after_epoch(self) -> None:
-        """Evaluate the sets that are due; those that the saved run had evaluated before are not evaluated again."""
+        """Evaluate the sets that are due; a resumed run skips the sets that it had evaluated."""
         names = self._eval_names_of_epoch()
         if self._session.resumption.phase is Phase.EVALUATION:
             names = [*(self._session.resumption.interrupted_sets(self) or names)]
@@ -578,7 +595,7 @@ class Trainer(
                 self._evaluate_set(name)
 
     def _evaluate_set(self, name: str | None, **of_epoch: bool) -> None:
-        """Evaluate one of the sets, or the only dataset, which has no name."""
+        """Evaluate a set by its name, or the only dataset, which has none."""
         with self._session.eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), **of_epoch)
 
@@ -624,14 +641,14 @@ class Trainer(
         return loss.detach()
 
     def _start_trial(self) -> None:
-        """Do what a step may need to have been done before."""
+        """Call the hooks that prepare a run for its first step."""
         self.training_run_start()
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, MoveModulesToDeviceCallback):
                 callback.on_training_run_start(self)
 
     def _try_update(self, batch: BatchT) -> None:
-        """Do with a batch all that takes memory in an update."""
+        """Make an update with a batch, to find whether it fits into memory."""
         self.train_epoch_start()
         with self._session.means.step():
             self._compute_gradients(batch)
@@ -664,7 +681,7 @@ class Trainer(
             self._session.arguments.stepping.step(scheduler, self)
 
     def _run_evaluation(self) -> None:
-        """Run one evaluation epoch between the events of an evaluation run."""
+        """Run an evaluation epoch between the events of an evaluation run."""
         with stopping_in_order(self._session):
             self._session.call_together(TrainerCallback.on_evaluation_run_start, self.evaluation_run_start)
             for name in self._eval_names_of_epoch():
@@ -675,7 +692,7 @@ class Trainer(
     def _run_eval_epoch(
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
-        """Evaluate each batch of the loader, within a training run or alone, and perhaps within a training epoch."""
+        """Evaluate each batch of the loader, within a training run or alone, or within a training epoch."""
         session = self._session
         is_own_loader = valid_dl is self.eval_dataloader
         within: dict[str, Any] = {}
@@ -723,7 +740,7 @@ class Trainer(
             input_checks.require_step_without_closure(optimizer)
 
     def _start_training_together(self) -> None:
-        """Let one exchange have the gradients of the model and of what is trained with it."""
+        """Register the model, and the modules trained with it, for the exchange of gradients."""
         self.model = self.get_model()  # a script that prepares the model itself may have wrapped it
         part = self._session.parts[_OPTIMIZER]
         part.optimizers = self.named_optimizers()
@@ -747,16 +764,16 @@ class Trainer(
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before.
+        """Evaluate ``eval_dataset`` in the middle of a training run; callbacks call this.
 
         Args:
             is_intermediate: Whether the training epoch continues afterwards. Metrics then have the prefix
                 ``intermediate_``, and the events of the evaluation epoch are passed ``is_intermediate=True``.
-            eval_names: Of several evaluation sets, which are evaluated. By default those that are evaluated after the
-                current epoch, or, if it continues afterwards, those that are evaluated after each epoch.
+            eval_names: The names of the evaluation sets to evaluate. The default is the sets that are evaluated after
+                the current epoch; with ``is_intermediate``, the sets that are evaluated after each epoch.
 
         Raises:
-            ConfigurationError: The run has no evaluation dataset, or no evaluation set of a name.
+            ConfigurationError: The run has no evaluation dataset, or no evaluation set with this name.
         """
         input_checks.require_evaluation_loader(self.eval_dataloader)
         if eval_names is not None:

@@ -1,4 +1,4 @@
-"""What a trainer makes for its runs, such as loaders, and its predictions; subclasses override it."""
+"""The methods that create loaders, schedulers and predictions of a trainer; subclasses override them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from pa_core.types import (
 )
 from pa_distributed import print_errors_once
 
-if TYPE_CHECKING:  # few scripts predict, and the import of the others takes no time for it
+if TYPE_CHECKING:  # few scripts predict; the import of the others stays fast
     from pa_core.predictions.prediction_run import PredictionRun
 
 __all__ = ["TrainerMethods"]
 
 
 class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
-    """What a trainer makes for its runs, and its predictions; the loop and its hooks are in ``Trainer``."""
+    """The loaders, schedulers and predictions of a trainer; ``Trainer`` has the loop and its hooks."""
 
     model: ModelT_co
     scheduler: SchedulerT | None
@@ -68,20 +68,20 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         @override
         def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
 
-    # What a run is made of
+    # The loaders and the scheduler of a run
 
     def create_train_dataloader(
         self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None
     ) -> SizedIterable[BatchT]:
-        """Create the loader of the training epochs.
+        """Create the loader of the training epochs; override it to use a custom loader.
 
         Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` wins.
-            train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
+            batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides it.
+            train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override
                 ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
 
         Returns:
-            A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is another: with a sampler, or for
+            A ``KeyedDataLoader``, or a plain ``DataLoader`` if the order is not the trainer's: with a sampler, or for
             an ``IterableDataset``. An override may return any iterable with a length.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
@@ -101,12 +101,11 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Create the loader of the evaluation epochs.
 
         Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` wins.
-            eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
-                ``get_default_eval_dl_kwargs``.
+            batch_size: Samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` overrides it.
+            eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override ``get_default_eval_dl_kwargs``.
 
         Returns:
-            As ``create_train_dataloader``; samples of a ``KeyedDataLoader`` are split over processes without padding.
+            A loader of the same types as ``create_train_dataloader``. Processes share the samples without padding.
         """
         dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
         return self._session.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
@@ -123,14 +122,14 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
 
-        Called when ``train()`` is given a factory. An override that needs none is also called without one, unless a
-        scheduler was assigned to ``trainer.scheduler``.
+        The trainer calls this if ``train()`` is passed a factory. It also calls an override that needs no factory,
+        unless a scheduler was assigned to ``trainer.scheduler``.
 
         Returns:
             The scheduler, or None if no factory was given.
 
         Raises:
-            TypeError: What was given is not a factory, but a scheduler for example; or it returned nothing.
+            TypeError: ``create_scheduler_fn`` is not a factory, but a scheduler, for example; or it returned None.
         """
         factory = self.create_scheduler_fn
         if factory is None:
@@ -140,25 +139,25 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
 
-        Override this for what comes after the model, such as the class with the highest score. Annotate what it
-        returns, and ``predict()`` yields that. It is called for one batch of one process, and cannot communicate.
+        Override it to compute predictions from the outputs, for example the class with the highest score. Annotate its
+        return type, which is then the type that ``predict()`` yields. It cannot communicate with other processes.
 
         Args:
-            batch: What the loader yields, on the device. By default the model is called with the items of a mapping,
+            batch: A batch of the loader, on the device. By default the model is called with the items of a mapping,
                 with the first item of a list or a tuple, or with the batch itself if it is anything else.
 
         Returns:
-            The outputs of the model; of a mapping without its ``"loss"``.
+            The outputs of the model; if they are a mapping, without its ``"loss"``.
 
         Raises:
             BatchMismatchError: The batch and the model do not fit together.
         """
         return default_step.predict_batch(self.model, batch)
 
-    # What is prepared for a run
+    # Preparing a run
 
     def _set_scheduler(self) -> None:
-        """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
+        """Create the scheduler if there is a factory; otherwise keep the assigned one, or the scheduler in use."""
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
         if scheduler_stepping.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
             self._created_scheduler = self.create_scheduler()
@@ -282,49 +281,49 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         other_pieces: Literal["error", "remove"] = "error",
         ids: Sequence[Any] | Tensor | None = None,
     ) -> Generator[Any, None, None] | Path | None:
-        """Predict each sample of a dataset once, in its order: yield what ``predict_batch`` returns, or write it.
+        """Predict each sample of a dataset once, in its order, and yield the predictions or write them to a file.
 
-        The batches are the same on any number of processes, which share them. What the dataset draws for a sample, and
-        ``predict_batch`` for a batch, depends on ``seed`` and on their positions alone; the RNGs of the script stay as
-        they are. The model is in evaluation mode meanwhile.
+        The processes share the batches, which are the same on any number of processes. Random numbers that the dataset
+        draws for a sample, or ``predict_batch`` for a batch, depend only on ``seed`` and on their positions; the RNGs
+        of the script stay unchanged. The model is in evaluation mode meanwhile.
 
-        Without ``write``, all batches are yielded on the first process, with their tensors on the CPU. On the others
-        the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first process
-        ends or is closed, such as by leaving its loop early.
+        Without ``write``, the first process yields the predictions for all batches, with their tensors on the CPU. On
+        the others the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first
+        process ends or is closed, for example by a ``break``.
 
-        With a file, each process writes pieces of it to a folder next to it, and the first one joins them at the end. A
-        prediction that was killed is completed by calling ``predict()`` again, on any number of processes: existing
-        pieces are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
+        With a file, each process writes pieces of it to a folder next to it, and the first process joins them at the
+        end. A prediction that was killed is completed by calling ``predict()`` again, on any number of processes:
+        existing pieces are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
 
         Args:
             dataset: The samples, with or without targets.
             per_device_batch_size: Samples in a batch.
             dataloader_kwargs: Arguments for the loader, which override the defaults. Arguments that change the order
                 raise an error.
-            collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
-            write: A file whose name ends in .csv, .jsonl or .parquet, each column of which has a value for each sample;
-                or a function, called on each process with the predictions for each of its batches and the ``range`` of
-                their positions in the dataset.
+            collate_fn: Makes a batch of a list of samples; None keeps the function of the previous run.
+            write: A file whose name ends in .csv, .jsonl or .parquet, with a row for each sample; or a function, called
+                on each process with the predictions for each of its batches and the ``range`` of their positions in the
+                dataset.
             seed: The seed of random draws; the default is 0.
-            samples_per_piece: The most samples that a process predicts again after a kill. The default is a thousandth
-                of the samples.
+            samples_per_piece: The largest number of samples that a process predicts again after a kill. The default is
+                a thousandth of the samples.
             pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its
-                name. With a function, the folder holds a record of what was written; without it, a killed prediction
-                starts again.
-            other_pieces: What to do with pieces of another model, with other weights, a different number of samples or
-                other arguments: ``"error"``, the default, or ``"remove"``.
-            ids: A value for each sample of the dataset, for a first column ``id`` of the file, such as names of files.
+                name. With a function, the folder holds a record of the positions that were written; without a folder, a
+                killed prediction starts again.
+            other_pieces: What to do with pieces of a different model, of other weights, of a different number of
+                samples or of other arguments: ``"error"``, the default, or ``"remove"``.
+            ids: A value for each sample of the dataset, for a first column ``id`` of the file, for example file names.
                 ``ids=range(len(dataset))`` writes the positions.
 
         Returns:
-            An iterator; the path of the file, once it is complete; or None, once a function was given everything.
+            An iterator over the predictions; with a file, its path, once it is complete; with a function, None.
 
         Raises:
             ConfigurationError: The dataset has no length, or an argument cannot work.
             EmptyDatasetError: There is no sample.
             UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
             CheckpointError: There are pieces of other predictions.
-            BatchOutputError: What ``predict_batch`` returns does not fit the file.
+            BatchOutputError: The predictions do not fit the file, for example because they are not rows.
 
         Example:
             >>> import torch
@@ -365,7 +364,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     @contextmanager
     def _predicting(self, run: PredictionRun) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
-        require_ready(self._session, "predict")  # again, as another run may have begun since
+        require_ready(self._session, "predict")  # again, because another run may have begun since
 
         def describe_arguments() -> dict[str, object]:
             return {"call": f"{type(self).__qualname__}.predict()", **run.describe(), "collate_fn": run.collate_fn}
@@ -386,7 +385,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
 
 def _require_nothing_to_write(arguments: Mapping[str, object]) -> None:
-    """Raise an error for arguments that have no effect where the predictions are iterated over."""
+    """Raise an error for arguments that have no effect if the predictions are not written."""
     for name, value in arguments.items():
         if value is not None and not (isinstance(value, str) and value == "error"):
             raise ConfigurationError(f"{name} must be left out without write, a file or a function, got {value!r}.")

@@ -1,4 +1,4 @@
-"""The types that users of the trainer meet: outputs of steps, what a scheduler must offer, what writes predictions."""
+"""The types of the trainer's interface: outputs of steps, schedulers, loaders and writers of predictions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = [
 
 
 class BatchOutput(TypedDict):
-    """What ``calculate_train_batch_loss`` and ``calculate_eval_batch_loss`` return.
+    """The outputs of a step, which ``calculate_train_batch_loss`` and ``calculate_eval_batch_loss`` return.
 
-    Subclass it to declare further keys; everything that a step returns is handed on to the callbacks.
+    Subclass it to declare further keys for your callbacks, which get the whole dictionary.
 
     Attributes:
         loss: The mean loss over the samples of the batch, a tensor with one element.
-        model_outputs: What the model returned.
+        model_outputs: The outputs of the model, of any type.
         batch_size: The number of samples in the batch.
-        num_items_in_batch: Only where ``loss`` is the mean over something else than samples, such as the tokens that
-            are not padding: how many there are. Updates and reported losses are then means over items.
+        num_items_in_batch: The number of items, if ``loss`` is a mean over items other than samples, for example the
+            tokens that are not padding. Leave it out otherwise. Updates and reported losses are then means over items.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ class BatchOutput(TypedDict):
 
 
 class SupportsStateDict(Protocol):
-    """An object whose state can be saved and restored."""
+    """An object whose state can be saved and restored, for example a module or an optimizer."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary."""
@@ -60,19 +60,19 @@ class SupportsStateDict(Protocol):
 
 
 class StatefulScheduler(SupportsStateDict, Protocol):
-    """What a checkpoint needs of a scheduler: its state can be saved and restored."""
+    """A scheduler whose state can be saved and restored, which checkpoints need."""
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
-    """What the default ``Trainer.scheduler_step`` needs: a scheduler with ``step()``.
+    """A scheduler with ``step()``, which the default ``Trainer.scheduler_step`` needs.
 
-    What ``step()`` is called with follows from its signature and from ``step_scheduler`` and ``watch_metric`` of
-    ``train()``, which raises an error for a scheduler that needs something else.
+    The arguments of ``step()`` follow from its signature and from ``step_scheduler`` and ``watch_metric`` of
+    ``train()``, which raises an error for a scheduler that needs other arguments.
     """
 
     @property
     def step(self) -> Callable[..., object]:
-        """Advance the schedule by one optimizer update, or by one epoch."""
+        """Advance the schedule by an optimizer update or an epoch."""
         ...
 
 
@@ -80,7 +80,7 @@ _Item_co = TypeVar("_Item_co", covariant=True, default=Any)
 
 
 class SizedIterable(Protocol[_Item_co]):
-    """What the loop accepts as a loader: it has a length and can be iterated again and again."""
+    """A loader that the loop accepts: it has a length, and can be iterated over repeatedly."""
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -97,7 +97,7 @@ PredictionT_contra = TypeVar("PredictionT_contra", default=Any, contravariant=Tr
 
 
 class PredictsBatches(Protocol[PredictionT_co]):
-    """A trainer, as far as ``predict()`` needs to know what it yields: what ``predict_batch`` returns."""
+    """A trainer with ``predict_batch``, whose return type is the type that ``predict()`` yields."""
 
     def predict_batch(self, batch: Any, /) -> PredictionT_co:
         """Return the predictions for a batch."""
@@ -105,7 +105,7 @@ class PredictsBatches(Protocol[PredictionT_co]):
 
 
 class PredictionWriter(Protocol[PredictionT_contra]):
-    """What ``write`` may be besides a path: called with the predictions for each batch, on the process that made them.
+    """A function for ``write``, called with the predictions for each batch on the process that made them.
 
     Example:
         >>> from pa_core.types import PredictionWriter

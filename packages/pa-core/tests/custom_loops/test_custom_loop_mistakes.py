@@ -94,7 +94,7 @@ def test_training_in_the_body_of_an_evaluation() -> None:
                     run.backward(run.model(inputs).sum())
                 uses: list[Callable[[], Any]] = [run.step, run.updates, run.epochs, run.batches]
                 for use in uses:
-                    with pytest.raises(ConfigurationError, match=r"\(\) in the body of a loop over evaluation"):
+                    with pytest.raises(ConfigurationError, match=r"\(\) was called in the body of evaluation_batches"):
                         list(use())
             run.step()
 
@@ -141,7 +141,7 @@ def test_a_graph_that_is_gone() -> None:
             run.backward(loss)
     assert isinstance(caught.value.__cause__, RuntimeError)
     state = torch.zeros(1, 1, dtype=torch.float64)
-    with pytest.raises(ConfigurationError, match=r"Detach what is"), make_line() as run:
+    with pytest.raises(ConfigurationError, match=r"Detach tensors"), make_line() as run:
         for inputs, _ in run.batches():
             state = run.model(inputs + state).square().mean()
             run.backward(state)

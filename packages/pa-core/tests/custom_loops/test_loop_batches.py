@@ -458,7 +458,7 @@ MISTAKES: dict[str, tuple[Callable[[Run[Any, Any]], None], str]] = {
     "between a backward pass and its step": (_between, "between the backward pass of an update and its step"),
     "outside of a batch": (_without_a_batch, "No update is in progress"),
     "no step at all": (_nothing, "without a step"),
-    "a step of each part": (_two_steps, r"several updates out of one batch(.|\n)*run\.batches\(parts\)"),
+    "a step of each part": (_two_steps, r"several updates from a batch(.|\n)*run\.batches\(parts\)"),
 }
 
 

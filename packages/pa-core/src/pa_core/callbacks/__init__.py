@@ -1,4 +1,4 @@
-"""Callbacks, which listen to the events of a run, and what helps to write one."""
+"""Callbacks, which react to the events of a run, and helpers to write your own callbacks."""
 
 from __future__ import annotations
 

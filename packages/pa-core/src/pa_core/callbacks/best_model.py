@@ -23,38 +23,38 @@ from pa_core.errors import CheckpointError, ConfigurationError
 
 
 class SaveBestModelCallback(TrainerCallback):
-    """Saves the model whenever a metric is better than before, and loads the best one when the run ends.
+    """Save the model whenever a metric improves, and load the best model when the run ends.
 
-    The metric is judged at the end of each epoch in which it was evaluated. A metric of the evaluations within the
-    epochs, whose name begins with ``intermediate_``, is judged at the end of each of these too. Besides the weights,
-    the file holds the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``).
-    A value that is NaN is never the best.
+    Use it to train for longer than needed and still get the best model. The metric is judged at the end of each epoch
+    with an evaluation. A metric of the evaluations within the epochs, whose name begins with ``intermediate_``, is also
+    judged at the end of each such evaluation. Besides the weights, the file holds the name of the metric
+    (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A value that is NaN is never the
+    best.
 
     Args:
         save_path: The file; it should end in ``.pt``. It is replaced at each improvement.
-        watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss. If you leave it out and the name
-            of the metric says otherwise, such as "accuracy", a warning says so.
-        reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
-            on the runs before it, and the best model of all of them is loaded at its end. A run that
-            continues from a training state always keeps the best value of that state.
-        save_optimizer: Whether the file holds the state of the optimizer.
-        save_scheduler: Whether the file holds the state of the scheduler, where there is one.
-        load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the optimizer and
-            the scheduler as they were then if they were saved. If False, the model stays as the last update
-            left it.
-        trainable_only: Whether the file leaves out the parameters that are frozen, such as what an adapter is for. What
-            is frozen has to be the same throughout the run.
+        watch_metric: The name of the metric in the run history.
+        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
+            the name of the metric suggests the opposite, for example "accuracy", a warning is shown.
+        reset_on_train: Whether each training run starts without a best value, which is the default. If False, a run has
+            to improve on the previous runs of the trainer, and the best model of all of them is loaded at its end. A
+            run that continues from a training state always keeps the best value of that state.
+        save_optimizer: Whether the file contains the state of the optimizer. The default, False, keeps the file small.
+        save_scheduler: Whether the file contains the state of the scheduler, if there is one.
+        load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the states of the optimizer
+            and the scheduler, if they were saved. If False, the model keeps the weights of the last update.
+        trainable_only: Whether the file leaves out the parameters that are frozen, for example the base model of an
+            adapter. Frozen parameters must stay frozen throughout the run.
 
     Attributes:
         best: The best value and its epoch.
 
     Raises:
-        ConfigurationError: Something was frozen or unfrozen in the course of the run, with ``trainable_only``: the file
-            would not hold all that the run has changed.
+        ConfigurationError: With ``trainable_only``, parameters were frozen or unfrozen during the run: the file would
+            not contain all trained parameters.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-        CheckpointError: When a run starts: the file cannot be written. At its end: the file that is to be loaded is not
-            the one that this callback saved.
+        CheckpointError: When a run starts: the file cannot be written. At its end: the file to load is not the file
+            that this callback saved.
 
     Example:
         >>> import tempfile, torch
@@ -98,23 +98,23 @@ class SaveBestModelCallback(TrainerCallback):
 
     @property
     def path(self) -> Path:
-        """The file; a relative ``save_path`` is in the folder from which the current or last run was started."""
+        """The file; a relative ``save_path`` is in the working directory at the start of the run."""
         return self._started_in / self.save_path
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """See that the model can be saved, and forget the best value of earlier runs, if configured to."""
+        """Check that the model can be saved, and forget the best value of earlier runs, if configured to."""
         require_watchable(trainer, self.watch_metric)
         self._started_in = Path.cwd()
         self._trained = None
-        if type(self).save_best is SaveBestModelCallback.save_best:  # another one may save something else
+        if type(self).save_best is SaveBestModelCallback.save_best:  # an override may save other values
             self._require_writable(trainer)
         if self.reset_on_train:
             self.best.reset()
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Save the model within an epoch, if the metric is one of the evaluations there."""
+        """Save the model within an epoch, if the metric is from evaluations there."""
         is_of_set = trainer.eval_set_of_metric(self.watch_metric) in (None, trainer.eval_name)
         if is_intermediate and is_of_set and self.watch_metric.startswith(trainer.run_history.metric_name_prefix):
             self._save_if_better(trainer)
@@ -145,20 +145,20 @@ class SaveBestModelCallback(TrainerCallback):
             self.load_best(trainer)
 
     def save_best(self, trainer: AnyTrainer) -> None:
-        """Write the file; override this to save something else or in another form."""
+        """Write the file; override this to save other values or in another format."""
         trainer.save_checkpoint(
             self.path,
             checkpoint_kwargs=self._what_identifies_the_best(),
             save_optimizer=self.save_optimizer,
             save_scheduler=self.save_scheduler,
-            **({"trainable_only": True} if self.trainable_only else {}),  # which an override need not know
+            **({"trainable_only": True} if self.trainable_only else {}),  # an override may not have this argument
         )
 
     def load_best(self, trainer: AnyTrainer) -> None:
-        """Load what ``save_best`` wrote.
+        """Load the file that ``save_best`` wrote.
 
         Raises:
-            CheckpointError: The file is missing, or another run has replaced it. The model is left as it is.
+            CheckpointError: The file is missing, or another run has replaced it. The model is not changed then.
         """
         expected = self._what_identifies_the_best()
         # On the meta device, no weight is read.
@@ -183,7 +183,7 @@ class SaveBestModelCallback(TrainerCallback):
         self.best.load_state_dict(state_dict)
 
     def _require_writable(self, trainer: AnyTrainer) -> None:
-        """Raise an error, before any time is spent, for a path that no file can be written to."""
+        """Raise an error, before any time is spent, if no file can be written to the path."""
         problem = None
         if trainer.is_local_main_process and not trainer.was_complete:
             path = self.path.resolve()

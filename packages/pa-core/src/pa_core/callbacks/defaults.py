@@ -1,4 +1,4 @@
-"""The callbacks that a trainer has unless others are requested."""
+"""The callbacks of a trainer that is created without callbacks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:
-    """Return the default callbacks, in their order.
+    """Return the default callbacks, in their order, to add your own or to leave out the progress bar.
 
     Args:
-        progress_bar: Whether ``ProgressBarCallback`` is among them.
+        progress_bar: Whether ``ProgressBarCallback`` is among them. The default, True, is the default of trainers.
 
     Example:
         >>> for callback in get_default_callbacks(progress_bar=False):
@@ -40,14 +40,14 @@ def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallba
 
 
 def warn_of_none_by_default(callbacks: Collection[object]) -> None:
-    """Warn where callbacks were given that have replaced all of the default ones, as if they were added to them.
+    """Warn if a script's callbacks replaced all default callbacks, perhaps by mistake.
 
     Args:
-        callbacks: What a trainer has; without any, or with one of the default ones, nothing is said.
+        callbacks: The callbacks of a trainer; without callbacks, or with a default callback, there is no warning.
     """
     if callbacks and not any(isinstance(callback, DEFAULT_CALLBACKS) for callback in callbacks):
         warn_user(
             "callbacks=[...] has replaced all default callbacks, which print, and end a run whose loss is NaN. To keep "
-            "them, pass callbacks=[*DEFAULT_CALLBACKS, ...]; to do without, name those that you want, such as "
+            "them, pass callbacks=[*DEFAULT_CALLBACKS, ...]; to do without, name those that you want, for example "
             "TerminateOnNaNCallback."
         )

@@ -1,4 +1,4 @@
-"""The rows of a table that grows by one row an epoch, laid out in 80 columns."""
+"""The rows of a table that grows by a row each epoch, formatted in 80 columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_DECIMALS_FROM = 100
 
 
 class _Column(NamedTuple):
-    """A column; its title has a part above where the header takes two lines."""
+    """A column; its title has an upper part if the header has two lines."""
 
     title: str
     width: int
@@ -28,10 +28,10 @@ class _Column(NamedTuple):
 
 
 class EpochRows:
-    """Lays rows out under a header, which is repeated where a metric gets a column later.
+    """Formats rows under a header, which is repeated if a metric gets a column later.
 
-    Losses have the first columns, then metrics in the order in which they come. A header takes two lines where that
-    makes room for more of them. Those for which the line has no room left follow on separate lines.
+    Losses have the first columns, then metrics in the order in which they come. A header has two lines if that makes
+    room for more of them. Metrics that do not fit follow on separate lines.
 
     Example:
         >>> rows = EpochRows()
@@ -62,12 +62,12 @@ class EpochRows:
         figures: Mapping[str, str] = MappingProxyType({}),
         expected: Iterable[str] = (),
     ) -> list[str]:
-        """Return the lines of the next row, the header before it where it is new.
+        """Return the lines of the next row, after a header if it is new.
 
         Args:
             epoch: The cell of the epoch.
             metrics: Values by the full names of the metrics.
-            best: Which of the metrics are marked as the best so far.
+            best: The names of the metrics that are marked as the best so far.
             figures: The last cells by their titles; the same titles in each row.
             expected: Metrics that get their column with the first row, although they may come later.
         """
@@ -85,11 +85,11 @@ class EpochRows:
         return aligned + format_pairs({name: metrics[name] for name in metrics if name in self._below}, best)
 
     def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
-        """Give new metrics a column where there is room; return whether one has got it."""
+        """Add a column for each new metric that fits, and return whether there was any."""
         known = {*self._names, *self._below}
         new = sorted((name for name in dict.fromkeys(metrics) if name not in known), key=_rank)
         others = [self._EPOCH, *figures]
-        # A second line of the header is there for what it makes room for.
+        # The header has a second line only if more metrics fit that way.
         fitting = max((_fitting(self._names, new, others, stacked) for stacked in (False, True)), key=len)
         self._below.update({*new} - {*fitting})
         if has_new := len(fitting) > len(self._names):
@@ -101,14 +101,15 @@ class EpochRows:
 
 
 def most_telling(names: Iterable[str], first: Collection[str] = (), most: int = 8) -> list[str]:
-    """Return the names of a row that is not too long, in their order.
+    """Return the most informative metrics of a row, in the order of ``names``.
 
-    Those that decide something come first, then losses, then other metrics of evaluations, and of the training last.
+    Metrics that callbacks judge by have precedence, then losses, other metrics of evaluations, and metrics of the
+    training.
 
     Args:
         names: The names of all metrics.
-        first: Those that come first.
-        most: How many are returned at most.
+        first: The names that have precedence.
+        most: The largest number of names to return.
 
     Example:
         >>> most_telling(["train_f1", "train_loss_epoch", "eval_f1", "eval_recall"], ["eval_recall"], most=3)
@@ -120,12 +121,12 @@ def most_telling(names: Iterable[str], first: Collection[str] = (), most: int = 
 
 
 def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, indent: int = 7) -> list[str]:
-    """Return indented lines of names and values, as many to a line as fit.
+    """Return indented lines of names and values, filled up to the width.
 
     Args:
         metrics: Values by name.
-        best: The names of those that are marked.
-        indent: The spaces before each line; by default, what is below a row leaves the column of the epoch free.
+        best: The names of the marked metrics.
+        indent: The spaces before each line; the default is the width of the column of the epoch.
 
     Example:
         >>> format_pairs({"evaluation_loss": 0.21, "accuracy": 0.947}, best=["accuracy"])
@@ -143,7 +144,7 @@ def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, in
 
 
 def format_value(value: float) -> str:
-    """Return a number with about five digits, as short as it can be read.
+    """Return a number with about five digits, as short as readable.
 
     Example:
         >>> [format_value(value) for value in (1.90312, 0.5, 123.456, 40000.0, 0.0000123, 0.0, float("nan"))]
@@ -174,7 +175,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Return a rate with as many digits as mean something.
+    """Return a rate with its significant digits.
 
     Example:
         >>> format_rate(12345.6), format_rate(3.14159)
@@ -184,14 +185,14 @@ def format_rate(per_second: float) -> str:
 
 
 def _rank(name: str) -> int:
-    """Losses come first; sorting keeps the order of all others."""
+    """Rank losses first; sorting keeps the order of the others."""
     if name == "train_loss_epoch":
         return 0
     return 1 if is_loss(name) else 2
 
 
 def _fitting(names: list[str], new: list[str], others: list[_Column], stacked: bool) -> list[str]:
-    """Return the names of the columns with the new metrics for which there is room besides the others."""
+    """Return the names of the columns with the new metrics that fit besides the others."""
     fitting, taken = [*names], {column.title for column in others}
     for name in new:
         columns = _columns([*fitting, name], stacked=stacked)
@@ -201,7 +202,7 @@ def _fitting(names: list[str], new: list[str], others: list[_Column], stacked: b
 
 
 def _columns(names: Iterable[str], *, stacked: bool) -> list[_Column]:
-    """Return the columns of metrics, of which those that would have the same title have their full names."""
+    """Return the columns of metrics, with full names where titles would be equal."""
     titles = {name: _title(name) for name in names}
     counts = Counter(titles.values())
     unlike = [title if counts[title] == 1 else name for name, title in titles.items()]
@@ -212,7 +213,7 @@ def _columns(names: Iterable[str], *, stacked: bool) -> list[_Column]:
 
 
 def _in_two(title: str) -> tuple[str, str]:
-    """Split a title at the space that makes it narrowest; one of a single word has no first part."""
+    """Split a title at the space that makes it narrowest; a single word has no first part."""
     spaces = [index for index, character in enumerate(title) if character == " "]
     splits = [("", title), *((title[:index], title[index + 1 :]) for index in spaces)]
     return min(splits, key=lambda parts: max(map(len, parts)))
@@ -231,7 +232,7 @@ def _marked(name: str, metrics: Mapping[str, float], best: Collection[str]) -> s
 
 
 def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
-    """Put cells next to each other, each at the right of its column; one that is too wide takes room of the gap."""
+    """Put cells next to each other, each at the right of its column; a cell that is too wide extends into the gap."""
     line, end = "", 0
     for text, width in zip(cells, widths, strict=True):
         end += width + (_GAP if line else 0)

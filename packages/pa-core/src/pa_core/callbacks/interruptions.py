@@ -1,4 +1,4 @@
-"""What a run that is interrupted says last: when, by what, and which training state is the newest."""
+"""The last line of a run that is interrupted: when, why, and the newest training state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SavedState(NamedTuple):
 
     Attributes:
         name: The name of its directory.
-        update: The update that it was saved after.
+        update: The number of the update after which it was saved.
     """
 
     name: str
@@ -25,7 +25,7 @@ class SavedState(NamedTuple):
 
 
 def time_of_day() -> str:
-    """Return the time of day, as lines of a run have it at their end."""
+    """Return the time of day, for the end of printed lines."""
     return time.strftime("%H:%M:%S")
 
 
@@ -33,10 +33,10 @@ def describe_interruption(what: str, update: int, newest: SavedState | None, do:
     """Return the last line of a run that is interrupted.
 
     Args:
-        what: What has interrupted it, such as ``"Interrupted by Ctrl-C"``.
-        update: The number of updates that it has made.
-        newest: Its newest training state.
-        do: What to do.
+        what: The cause, for example ``"Interrupted by Ctrl-C"``.
+        update: The number of updates of the run.
+        newest: The newest training state.
+        do: The advice.
 
     Example:
         >>> describe_interruption("Interrupted by Ctrl-C", 14, SavedState("step_12", 12), "Go on.")[:75]
@@ -50,10 +50,10 @@ def describe_interruption(what: str, update: int, newest: SavedState | None, do:
 
 
 class LastWords:
-    """Within the context, a signal that ends the process leaves a line before, and ends it as it would have.
+    """Prints a line when a signal ends the process within the context; the signal ends it as without this class.
 
-    It leaves signals alone for which a script has a handler, and does nothing in threads and with several processes,
-    where ``SIGTERM`` may come while one waits for the others, and must end it at once.
+    Signals for which a script has a handler are not changed. There is no effect in threads and with several processes,
+    where ``SIGTERM`` may come while a process waits for the others, and must end it at once.
 
     Args:
         number: The signal.
@@ -77,7 +77,7 @@ class LastWords:
 
     def _end(self, number: int, _frame: FrameType | None) -> Any:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == self._process:  # and no process that was forked from it
+        if os.getpid() == self._process:  # not in a forked process
             # Past the buffers of Python, which the signal may have interrupted.
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{self._describe()}\n".encode())
         os.kill(os.getpid(), number)

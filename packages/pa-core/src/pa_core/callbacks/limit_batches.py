@@ -1,4 +1,4 @@
-"""Running on the first batches of the loaders only."""
+"""Callbacks that run only the first batches of loaders."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from pa_core.user_warnings import warn_user
 
 
 class LimitBatchesCallback(TrainerCallback):
-    """Limits every training and evaluation epoch to its first batches, to try a program out quickly.
+    """Limit every training and evaluation epoch to its first batches, to try out a script quickly.
 
-    The loaders are cut before the run is set up, so that the run config, the scheduler and the progress bars
-    count what really runs. Predictions are not limited: a file of them has a row for each sample. Pass ``predict()`` a
+    The loaders are limited before the run is set up, so that the run config, the scheduler and the progress bars count
+    only these batches. Predictions are not limited: their file has a row for each sample. Pass ``predict()`` a
     ``torch.utils.data.Subset`` to try it out.
 
     Args:
-        num_batches: The number of batches of each process in an epoch; a loader that has fewer is left as it
-            is.
+        num_batches: The number of batches of each process in an epoch; a loader that has fewer is not changed.
 
     Raises:
         ConfigurationError: ``num_batches`` is not a positive whole number.
@@ -47,7 +46,7 @@ class LimitBatchesCallback(TrainerCallback):
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Replace the loaders of the run by their first batches."""
-        # A trainer that has only evaluated so far has no training loader, and one that trained has that of then.
+        # The training loader is None before the first training, and that of the previous training in an evaluation.
         training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
             trainer.train_dataloader = self.limited(training)
@@ -55,7 +54,7 @@ class LimitBatchesCallback(TrainerCallback):
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Say that predictions are not limited."""
+        """Print that predictions are not limited."""
         trainer.print(f"predict() is not limited to {self.num_batches} batches: it predicts all samples of the dataset")
 
     def limited(self, loader: SizedIterable) -> SizedIterable:
@@ -64,13 +63,13 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
-    """Give a trainer that is being made the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` requests.
+    """Add the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` requests to a new trainer.
 
-    It comes last, so that it limits what other callbacks have put in the place of the loaders. One that was passed to
-    the trainer stays if it limits at least as much.
+    It is the last callback, so that it also limits loaders that other callbacks replaced. A ``LimitBatchesCallback``
+    that was passed to the trainer stays if it limits at least as much.
 
     Raises:
-        ConfigurationError: The variable holds something else than a positive whole number.
+        ConfigurationError: The variable is not a positive whole number.
     """
     limit = batch_limit_from_environment()
     if limit is None or _limits_to(handler, limit):
@@ -82,10 +81,10 @@ def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
 
 
 def apply_limit_of_environment(trainer: AnyTrainer) -> None:
-    """Limit a run that starts within ``LimitBatches`` although its trainer was made outside, and say so.
+    """Limit a run that starts within ``LimitBatches`` although its trainer was created outside, and warn about it.
 
     Raises:
-        ConfigurationError: The variable holds something else than a positive whole number.
+        ConfigurationError: The variable is not a positive whole number.
     """
     limit = batch_limit_from_environment()
     if limit is None or _limits_to(trainer.callback_handler, limit):
@@ -105,12 +104,12 @@ def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
 
 
 class LimitEvalStepsCallback(TrainerCallback):
-    """Limits evaluation epochs to their first batches, so that frequent evaluations stay cheap.
+    """Limit evaluation epochs to their first batches, so that frequent evaluations stay cheap.
 
     Args:
         num_eval_steps: The number of batches of each process to evaluate.
-        limit_intermediate_only: Whether only evaluations in the middle of a training epoch are limited, and
-            the one that follows the epoch is complete. If False, all are.
+        limit_intermediate_only: Whether only evaluations within a training epoch are limited, which is the default, and
+            the evaluation after the epoch is complete. If False, all are limited.
 
     Raises:
         ConfigurationError: ``num_eval_steps`` is not a positive whole number.
@@ -153,7 +152,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._restore(trainer)
 
     def _restore(self, trainer: AnyTrainer) -> None:
-        # After an error, the trainer may have another evaluation set in hand already.
+        # After an error, the trainer may already have the loader of another evaluation set.
         if self._whole is not None and trainer.eval_dataloader is self._limited:
             trainer.eval_dataloader = self._whole
         self._whole = self._limited = None
@@ -164,8 +163,8 @@ def first_batches(loader: SizedIterable, number: int) -> SizedIterable:
 
     Args:
         loader: The loader.
-        number: How many of them.
+        number: The number of batches.
     """
-    # Not left out for a short loader: its length may differ between processes, and they have to agree.
+    # Short loaders are wrapped too: lengths may differ between processes, which have to agree.
     is_limited = is_slice(loader) and loader.slice_size <= number
     return loader if is_limited else DataLoaderSlice(loader, number)

@@ -14,18 +14,17 @@ from pa_core.tracking.run_history import UpdatedMetrics
 
 
 class LogMetricsCallback(TrainerCallback):
-    """Logs the latest value of every metric that was updated since it was logged last, and is a number.
+    """Log the latest value of every numeric metric that was updated since it was last logged.
 
-    Metrics with ``train`` in their name are logged when a training epoch ends, all others after an
-    evaluation, and those that are updated later still at the end of the epoch. Callbacks that record metrics belong
-    before this one: what they record after it at the end of an epoch is logged with the next epoch, or when the run
-    ends.
+    Metrics with ``train`` in their name are logged when a training epoch ends, all others after an evaluation, and
+    metrics that are updated even later at the end of the epoch. Put callbacks that record metrics before this callback:
+    metrics that they record after it at the end of an epoch are logged with the next epoch, or when the run ends.
 
-    Where ``PrintProgressCallback`` prints a row for each epoch, this class adds the metrics to it; elsewhere it prints
+    If ``PrintProgressCallback`` prints a row for each epoch, this class adds the metrics to it; otherwise it prints
     names and values, once on each machine.
 
     Derive from it and override ``log_metrics`` to send metrics elsewhere. They are then not on the console, unless
-    ``super().log_metrics(...)`` is called too; the losses are, where there is a ``PrintProgressCallback``.
+    ``super().log_metrics(...)`` is called too; ``PrintProgressCallback`` still prints the losses.
 
     Example:
         >>> from pa_core import AnyTrainer, LogMetricsCallback
@@ -38,7 +37,7 @@ class LogMetricsCallback(TrainerCallback):
     """
 
     joins_sanity_evaluation = False
-    # None before the first epoch of a run. Not set in __init__, which loggers derived from this class need not call.
+    # None before the first epoch of a run. Not set in __init__, because derived loggers need not call it.
     _updated: UpdatedMetrics | None = None
 
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
@@ -48,22 +47,22 @@ class LogMetricsCallback(TrainerCallback):
 
         Args:
             trainer: The trainer.
-            metrics: The value of each metric that was updated.
+            metrics: The latest values of the updated metrics, by name.
         """
         display = _display(trainer)
         if display is None:
             trainer.print("\n".join(format_pairs(metrics, indent=2)), flush=True)
-        elif not self._only_prints:  # it finds itself what those that do only print
+        elif not self._only_prints:  # the display finds the metrics of callbacks that only print itself
             display._metrics |= metrics  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
 
     @property
     def _only_prints(self) -> bool:
-        """Whether metrics are printed, and not sent elsewhere."""
+        """Whether metrics are only printed, and not sent elsewhere."""
         return type(self).log_metrics is LogMetricsCallback.log_metrics
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that a run begins, and have its rows show all metrics unless these are sent elsewhere."""
+        """Begin a run, whose rows show all metrics unless they are sent elsewhere."""
         self._updated = None
         display = _display(trainer)
         if display is not None and self._only_prints:
@@ -71,12 +70,12 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note what was recorded before this run, which by now is reset or restored."""
+        """Skip the metrics recorded before this run; the history is reset or restored by now."""
         self._pass_over_earlier_runs(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note what was recorded before this run, if it only evaluates."""
+        """Skip the metrics recorded before this run, if it only evaluates."""
         self._pass_over_earlier_runs(trainer)
 
     @override
@@ -91,17 +90,17 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log what was updated after the metrics had been logged, or without an evaluation."""
+        """Log the metrics that were updated after the evaluation, or without an evaluation."""
         self._log_updated(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log what a callback after this one has recorded at the end of the last epoch."""
+        """Log the metrics that later callbacks recorded at the end of the last epoch."""
         self._log_updated(trainer)
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log what was updated after the metrics had been logged."""
+        """Log the metrics that were updated after the evaluation."""
         self._log_updated(trainer)
 
     def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:

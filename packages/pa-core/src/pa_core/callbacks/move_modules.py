@@ -1,4 +1,4 @@
-"""Moving the trainer's other modules to the device that the model is on."""
+"""A callback that moves the trainer's other modules to the device of the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
-    """Moves the modules that are attributes of the trainer to its device when a run starts.
+    """Move the modules that are attributes of the trainer to its device when a run starts.
 
-    These are a loss function with class weights, metrics of torchmetrics, a teacher model: every
-    ``torch.nn.Module`` that the trainer has as an attribute, by itself or as an item of a list, a tuple, a
-    set or a dictionary. The model is left out, since the trainer places it, and so is what a property would
-    return.
+    It is a default callback, so that a loss function with class weights, torchmetrics or a teacher model need no
+    ``.to(device)``. It moves every ``torch.nn.Module`` that is an attribute of the trainer, or an item of an attribute
+    that is a list, a tuple, a set or a dictionary. The model is left out, because the trainer places it, and so are
+    values of properties.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Messages about the progress of a run, its epochs as rows, and the table of its metrics at the end."""
+"""A callback that prints the progress of a run: messages, a row for each epoch, and a table of metrics."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from pa_core.user_warnings import say
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints a message at the start and the end of a run, and a row for each epoch, once on all machines.
+    """Print a message at the start and the end of a run, and a row for each epoch.
 
-    The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
-    are not frozen and yet in no optimizer, such as a head that was forgotten. It names where callbacks write, by their
-    attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss that is NaN.
-    Where layers are frozen or unfrozen between epochs, a line says what is trained from there on.
+    It is a default callback. Only the first process prints. The message at the start contains the length of the run and
+    the number of trained parameters, and names parameters that are neither frozen nor in an optimizer, for example a
+    head that you forgot. It names the places where callbacks write, from their attributes ``save_dir``, ``save_path``
+    and ``upload_to``, and mentions if no callback ends the run when a loss is NaN. If layers are frozen or unfrozen
+    between epochs, a line names the layers that are trained from then on.
 
-    The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before a
-    scheduler of epochs is stepped; the rates of other optimizers are on a separate line), samples per second of the
-    training, and the time that it took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked
-    with ``*`` where it is better than in all epochs before, including the epochs before a resume, unless ``train`` is
-    in its name. What has no room in 80 columns follows on indented lines; of more than eight metrics, those that
-    callbacks judge by come first, and a line counts the others, which are in the table at the end. An evaluation within
-    an epoch has its own row, whose first cell says how many epochs were trained by then: ``1.50``, or ``@200`` after
-    the 200th update of a stream without an end.
+    The row contains the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before
+    a scheduler that steps each epoch is stepped; the rates of other optimizers are on a separate line), samples per
+    second of the training, and the time that it took with its evaluation. ``LogMetricsCallback`` adds the metrics. A
+    value is marked with ``*`` if it is better than in all previous epochs, including the epochs before a resume, unless
+    ``train`` is in its name. Values that do not fit into 80 columns follow on indented lines; of more than eight
+    metrics, those that callbacks judge by come first, and a line counts the others, which are in the table at the end.
+    An evaluation within an epoch has its own row, whose first cell is the number of epochs trained by then: ``1.50``,
+    or ``@200`` after the 200th update of a stream without an end.
 
-    A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
-    Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
-    there. Of others, which direction is better is told from the name (a loss or an error should be low, an accuracy
-    high); where the name does not say, no value is called the best. Samples per second are measured over the training
-    epochs alone, without the evaluations, and without the first update of the run, in which workers start and a model
-    may be compiled.
+    A training run ends with a table: the last value, the best value and the epoch of the best value of each metric. If
+    a callback, for example ``SaveBestModelCallback``, judges by a metric, it decides which values are better. Otherwise
+    the name decides (a loss or an error should be low, an accuracy high); if the name does not tell, the table has no
+    best value. Samples per second are measured over the training epochs only, without the evaluations, and without the
+    first update of the run, in which workers start and a model may be compiled.
 
     Args:
-        greater_is_better: For metrics by name, whether a higher value is better. It overrides what callbacks and names
-            say.
+        greater_is_better: For metrics by name, whether a higher value is better. It overrides the callbacks and the
+            names.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print what is going to run, if anything is."""
+        """Print the length and the settings of the run, unless nothing is left to run."""
         self._run_since = self._epoch_since = trainer.run_history.clock.seconds
         self._training = _TrainingTime()
         if trainer.was_complete:
@@ -128,7 +128,7 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print what was recorded after the last row, and start the clock of the epoch."""
+        """Print the metrics recorded after the last row, and start the clock of the epoch."""
         self._pass_over_earlier_runs(trainer)
         self._print_late(trainer)
         self._print_what_thawed(trainer)
@@ -144,17 +144,17 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Note what the first update took, in which workers start and a model may be compiled."""
+        """Leave out the time of the first update, in which workers start and a model may be compiled."""
         if not self._training.is_warm:
             self._training.warm_up(trainer.run_history.clock)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training, and note its metrics."""
+        """Stop the clock of the training, and keep its metrics for the row."""
         self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
         self._take(trainer, lambda name: "train" in name)
-        self._updates = _updated_parameters(trainer)  # a step may have its own changes within an epoch
+        self._updates = _updated_parameters(trainer)  # a step may freeze parameters within an epoch
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -168,7 +168,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_eval_epoch_end(
         self, trainer: AnyTrainer, *, is_intermediate: bool = False, num_sets_to_come: int = 0, **kwargs: Any
     ) -> None:
-        """Note the metrics, and print the row of an evaluation within the epoch, when all of its sets are evaluated."""
+        """Keep the metrics, and print the row of an evaluation within the epoch after the last of its sets."""
         self._take(trainer, lambda name: "train" not in name)
         if not is_intermediate:
             return
@@ -187,7 +187,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_stop_training_error(
         self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
     ) -> None:
-        """Print what is known of an epoch that is not complete, and why the run stops."""
+        """Print the metrics of an incomplete epoch, and why the run stops."""
         self._print_row(trainer)
         self._stop_training(trainer)
         reason = str(error) or type(error).__name__
@@ -195,12 +195,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print what is known of an epoch that is not complete."""
+        """Print the metrics of an incomplete epoch."""
         self._print_row(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print what ran, and the table of the metrics."""
+        """Print the length and the speed of the run, and the table of the metrics."""
         if not trainer.was_complete:
             ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
             rate = self._training.rate_of_run()
@@ -232,7 +232,7 @@ class PrintProgressCallback(TrainerCallback):
         self._print_pairs(trainer, indent=2)
 
     def _print_what_thawed(self, trainer: AnyTrainer) -> None:
-        """Print what is trained, where that is something else than before the epoch."""
+        """Print the trained parameters, if they have changed since the last epoch."""
         before, self._updates = self._updates, _updated_parameters(trainer)
         if before != self._updates:
             say(trainer, f"From epoch {trainer.run_history.current_epoch} on, trains {_describe_trained(trainer)}")
@@ -242,19 +242,19 @@ class PrintProgressCallback(TrainerCallback):
             self._learning_rates = _learning_rates(trainer)
 
     def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
-        """Note what was recorded before this run, which by its first epoch is reset or restored."""
+        """Skip the metrics recorded before this run; the history is reset or restored by its first epoch."""
         if self._updated is None:
             self._updated = UpdatedMetrics(trainer.run_history)
 
     def _take(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
-        """Note for the next row the metrics that were updated since this was done last."""
+        """Keep the metrics that were updated since the last call for the next row."""
         if self._updated is not None:
             self._metrics |= self._updated.take(
                 trainer.run_history, lambda name: (self._shows_all or is_loss(name)) and wanted(name)
             )
 
     def _print_late(self, trainer: AnyTrainer, prefix: str = "") -> None:
-        """Print below the last row what was recorded after it, of metrics whose names begin with the prefix."""
+        """Print the metrics recorded after the last row, whose names begin with the prefix, below it."""
         self._take(trainer, lambda name: name.startswith(prefix))
         self._print_pairs(trainer, indent=7)
 
@@ -264,7 +264,7 @@ class PrintProgressCallback(TrainerCallback):
             say(trainer, "\n".join(format_pairs(metrics, indent=indent)))
 
     def _print_row(self, trainer: AnyTrainer) -> None:
-        """Print what was noted, if anything was, with learning rate, speed and time of the epoch so far."""
+        """Print the kept metrics, if any, with learning rate, speed and time of the epoch so far."""
         metrics, self._metrics = self._metrics, {}
         is_within_epoch, self._is_within_epoch = self._is_within_epoch, False
         if not metrics:
@@ -280,7 +280,7 @@ class PrintProgressCallback(TrainerCallback):
         best = {name for name, value in metrics.items() if self._is_best(trainer, name, value, directions)}
         epoch = str(trainer.run_history.current_epoch)
         if is_within_epoch:
-            # They have the columns of the evaluation after the epoch: the same is measured there.
+            # They share the columns of the evaluation after the epoch, which has the same metrics.
             metrics = {name.removeprefix(INTERMEDIATE_PREFIX): value for name, value in metrics.items()}
             best = {name.removeprefix(INTERMEDIATE_PREFIX) for name in best}
             epoch = _epochs_trained(trainer)
@@ -312,14 +312,14 @@ class PrintProgressCallback(TrainerCallback):
         return self._best[name].update(value, epoch) and not is_first
 
     def _known_directions(self, trainer: AnyTrainer) -> dict[str, bool]:
-        """Return whether a higher value is better, for metrics by name, as callbacks judge or this one was told."""
+        """Return whether a higher value is better, for metrics by name, from the callbacks or the argument."""
         judges = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, JudgesMetric)]
-        # The first of several decides.
+        # The first callback decides.
         return {**{judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}, **self.greater_is_better}
 
 
 class _TrainingTime:
-    """The samples and the seconds of the training alone, without evaluations and the first update of the run."""
+    """The samples and the seconds of the training only, without evaluations and the first update of the run."""
 
     def __init__(self) -> None:
         self.is_warm = False
@@ -345,7 +345,7 @@ class _TrainingTime:
         return True
 
     def warm_up(self, clock: RunClock) -> None:
-        """Leave out what has passed so far, at the end of the first update."""
+        """Leave out the time until the end of the first update."""
         self.is_warm = True
         self.start(clock)
 
@@ -354,7 +354,7 @@ class _TrainingTime:
         return _rate(self._samples[-1], self._seconds[-1])
 
     def rate_of_run(self) -> str:
-        """Return the same of all epochs."""
+        """Return the samples per second of all epochs."""
         return _rate(sum(self._samples), sum(self._seconds))
 
 
@@ -363,7 +363,7 @@ def _rate(samples: int, seconds: float) -> str:
 
 
 def _epochs_trained(trainer: AnyTrainer) -> str:
-    """How many epochs were trained so far, as "1.25"; of a stream without an end, after which update: "@500"."""
+    """Return the number of trained epochs, "1.25" for example, or of updates of an endless stream, "@500"."""
     lengths, completed = trainer.epoch_lengths, trainer.num_epochs_completed
     if not lengths.are_known:
         return f"@{trainer.num_updates_completed}"
@@ -373,7 +373,7 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
 
 
 def _updated_parameters(trainer: AnyTrainer) -> set[int]:
-    """Which parameters the optimizers update, by identity, without parameters of unknown size."""
+    """Return the ids of the parameters that the optimizers update, without parameters of unknown size."""
     optimizers = trainer.named_optimizers().values()
     return {
         id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
@@ -388,14 +388,14 @@ def _describe_trained(trainer: AnyTrainer) -> str:
 
 
 def _evaluates(trainer: AnyTrainer) -> str:
-    """Which parts are trained in evaluation mode, as the script has put them there."""
+    """Describe the parts that are trained in evaluation mode, because the script chose it."""
     names = [*trained_in_evaluation_mode(trainer.named_models())]
     more = f" and {len(names) - 1} more" if names[1:] else ""
     return f"; {names[0].removeprefix('model.')}{more} in evaluation mode" if names else ""
 
 
 def _writes_to(trainer: AnyTrainer) -> str:
-    """Where callbacks write: callbacks of this package, and all others with attributes of the same names."""
+    """Describe the places where callbacks write, from attributes that the callbacks of this package have."""
     places: list[object] = [
         getattr(callback, attribute, None)
         for callback in trainer.callback_handler.callbacks
@@ -411,7 +411,7 @@ def _lacks(trainer: AnyTrainer) -> str:
 
 
 def _learning_rates(trainer: AnyTrainer) -> dict[str, float]:
-    """The highest learning rate of the groups of each optimizer, by its name."""
+    """Return the highest learning rate of the groups of each optimizer, by its name."""
     rates = {
         name: [*map(float, learning_rates_of(optimizer))] for name, optimizer in trainer.named_optimizers().items()
     }

@@ -1,1 +1,1 @@
-"""Checkpoint files: weights of models, and states that accelerate wrote."""
+"""Checkpoint files with the weights of models, and training states of accelerate."""

@@ -1,4 +1,4 @@
-"""Recognising training states that accelerate wrote, as other trainers save them, without reading what is pickled."""
+"""Recognising training states that accelerate wrote for other trainers, without unpickling them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANDOM_STATES = "random_states_*.pkl"
 
 
 def find_accelerate_state(path: Path) -> Path | None:
-    """Return a directory that ``Accelerator.save_state`` wrote: the path itself or the newest one in it, if any.
+    """Return a directory that ``Accelerator.save_state`` wrote: the path itself, or the newest in it, or None.
 
     Args:
         path: A directory, or anything else, where nothing is found.
@@ -26,10 +26,10 @@ def find_accelerate_state(path: Path) -> Path | None:
 
 
 def refusal_of_accelerate_state(state: Path) -> CheckpointError:
-    """Return the error that says what can be carried over from the state, with the code that does it.
+    """Return the error for a state of accelerate, with the code that loads its weights.
 
     Args:
-        state: What ``find_accelerate_state`` returned.
+        state: The directory that ``find_accelerate_state`` returned.
     """
     names = sorted(entry.name for entry in state.iterdir())
     return CheckpointError(
@@ -61,7 +61,7 @@ def _code_for_weights(state: Path) -> str:
 
 
 def _code_without_prefix(weights: str) -> str:
-    """Of a model that was wrapped for several processes, all names begin with ``module.``."""
+    """Return code that removes the prefix ``module.``, which a model wrapped for several processes has."""
     names = f"{{name.removeprefix('module.'): tensor for name, tensor in {weights}.items()}}"
     return f"trainer.get_model().load_state_dict({names})"
 
@@ -70,7 +70,7 @@ def _names_in_safetensors(path: Path) -> list[str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        opened: Any = safe_open(path, framework="pt")  # which has no annotations
+        opened: Any = safe_open(path, framework="pt")  # it has no annotations
         with opened as file:
             names: list[str] = list(file.keys())
             return names

@@ -32,11 +32,11 @@ from pa_core.types import StatefulScheduler
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 TRAINABLE_ONLY = "trainable_only"
-"""Whether the states of models lack the parameters that were frozen; the entry is there only where they do."""
+"""The entry of files that lack the frozen parameters of the models."""
 MODULES = "modules"
-"""The states of modules besides the model, by their names; each has the same keys as the file."""
+"""The states of further modules, by their names; each has the same keys as the file."""
 LOSS_FUNC = "loss_func"
-"""The name of the loss function among the modules, which files of earlier versions lack."""
+"""The name of the loss function among the modules; files of earlier versions do not contain it."""
 
 _P = ParamSpec("_P")
 
@@ -44,10 +44,10 @@ _PLACE_OF_FLAG = 4
 
 
 class Trained(NamedTuple):
-    """A module, and what trains it.
+    """A module with its optimizer and its scheduler.
 
     Attributes:
-        model: The module without wrappers, whose keys are the plain ones.
+        model: The module without wrappers.
         optimizer: None leaves the optimizer out.
         scheduler: None leaves the scheduler out.
     """
@@ -58,15 +58,15 @@ class Trained(NamedTuple):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process has a piece of it."""
+        """Whether the model is sharded."""
         return is_sharded_module(self.model)
 
     def states(self, *, keep: bool = True, trainable_only: bool = False) -> dict[str, Any]:
-        """Return the state of each; every process must call this where the model is sharded.
+        """Return the states; every process must call this if the model is sharded.
 
         Args:
-            keep: Whether this process has a use for the tensors of a sharded model.
-            trainable_only: Whether parameters that are frozen are left out.
+            keep: Whether this process needs the tensors of a sharded model.
+            trainable_only: Whether frozen parameters are left out.
         """
         states: dict[str, Any] = {MODEL: self._weights(keep=keep, trainable_only=trainable_only)}
         if self.optimizer is not None:
@@ -79,7 +79,7 @@ class Trained(NamedTuple):
     def _weights(self, *, keep: bool, trainable_only: bool) -> dict[str, Any]:
         if not (self.is_sharded or trainable_only):
             return self.model.state_dict()
-        weights: dict[str, Any] = self.model.state_dict(keep_vars=True)  # where tied ones are the same object
+        weights: dict[str, Any] = self.model.state_dict(keep_vars=True)  # in which tied weights are the same object
         weights = without_frozen(weights) if trainable_only else weights
         if self.is_sharded:
             return gather_state(weights, keep=keep)
@@ -89,10 +89,10 @@ class Trained(NamedTuple):
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
-    """Raise an error for a False in the fourth place, where releases of pytorch-accelerated differ.
+    """Raise an error for False as the fourth argument, whose meaning depends on the release of pytorch-accelerated.
 
-    It was ``save_per_node`` first, and ``save_scheduler`` later. True is the default of both, and a fifth argument
-    tells which of them is meant.
+    It was ``save_per_node`` first, and ``save_scheduler`` later. The default of both is True, and a fifth argument
+    shows which of them is meant.
 
     Args:
         save_checkpoint: The method.
@@ -114,16 +114,16 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
 def build_checkpoint(
     trained: Mapping[str, Trained], extras: Mapping[str, Any] | None, *, keep: bool = True, trainable_only: bool = False
 ) -> dict[str, Any]:
-    """Collect what a checkpoint file holds; every process must call this where a model is sharded.
+    """Collect the content of a checkpoint file; every process must call this if a model is sharded.
 
     Args:
-        trained: What is trained, by name; first the model itself.
+        trained: The trained modules by name; the model itself is the first.
         extras: Further entries, next to the states at the top level.
-        keep: Whether this process is to write it, and so has a use for the tensors of sharded models.
-        trainable_only: Whether parameters that are frozen are left out.
+        keep: Whether this process writes the file, and so needs the tensors of sharded models.
+        trainable_only: Whether frozen parameters are left out.
 
     Raises:
-        CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
+        CheckpointError: An extra entry has the name of a state, or an object could not be loaded again without
             unpickling code.
     """
     own, modules = apart(trained)
@@ -144,11 +144,11 @@ def build_checkpoint(
 
 
 def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
-    """Write a checkpoint file; a file that stood there is replaced only by a whole new one.
+    """Write a checkpoint file atomically; an existing file is replaced only by a complete file.
 
     Raises:
         OSError: The file cannot be written.
-        CheckpointError: Nor can it, but torch does not tell why; the disk is often full.
+        CheckpointError: The file cannot be written, but torch does not tell why; often the disk is full.
     """
     path = Path(path)
     try:
@@ -157,7 +157,7 @@ def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            "The checkpoint could not be written; a file that stood there before is as it was.",
+            "The checkpoint could not be written; an existing file was not changed.",
             given=f"{path}, on a disk with {shutil.disk_usage(path.parent).free:,} free bytes: {error}",
             do="Free some space, or choose another folder.",
         ) from error
@@ -168,9 +168,9 @@ def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = Fa
 
     Args:
         path: The file.
-        device: Where its tensors are put.
-        mapped: Whether tensors stay in the file until they are used, from where the processes of a machine read them
-            into memory once. They are on the CPU.
+        device: The device of its tensors.
+        mapped: Whether tensors stay in the file until they are used, so that the processes of a machine read them into
+            memory once. They are on the CPU.
 
     Raises:
         CheckpointNotFoundError: There is no such file.

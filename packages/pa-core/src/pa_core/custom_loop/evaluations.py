@@ -23,14 +23,14 @@ from pa_core.types import BatchT, SizedIterable
 
 
 class Evaluations(Generic[BatchT]):
-    """Runs the evaluations of a run, one at a time, and keeps their loaders for the next ones.
+    """Runs the evaluations of a run, one at a time, and keeps their loaders for the next evaluations.
 
     Args:
         session: The run.
 
     Attributes:
         is_in_batch: Whether an evaluation is in the body of a batch.
-        samples: The number of samples of that batch; 0 for one that is there only because other processes have samples.
+        samples: The number of samples of that batch; 0 for a padding batch.
     """
 
     def __init__(self, session: Session) -> None:
@@ -49,13 +49,13 @@ class Evaluations(Generic[BatchT]):
         name: str | None,
         create: Callable[[int, dict[str, Any] | None], SizedIterable],
     ) -> SizedIterable:
-        """Return the loader of an evaluation: the one of the last time, so that its workers need not start again.
+        """Return the loader of an evaluation; a loader that exists is used again, with its workers.
 
         Args:
-            data: What to evaluate.
+            data: The data to evaluate.
             batch_size: Samples in a batch of one process.
-            name: The name of the evaluation; each name has a loader, which is replaced when its arguments change.
-            create: Called with the batch size and the arguments for the loader if a new one of a dataset is needed.
+            name: The name of the evaluation; each name has a loader, which is replaced if its arguments change.
+            create: Called with the batch size and the arguments for the loader if a new loader is needed.
         """
         made = self._made.get(name)
         if made is not None:
@@ -68,15 +68,15 @@ class Evaluations(Generic[BatchT]):
         for callback in self._session.trainer.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
                 loader = callback.limited(loader)
-        split = loaders.split(loader, compares=False)  # it is not known yet whether all processes are here
+        split = loaders.split(loader, compares=False)  # not all processes may have reached this yet
         self._made[name] = data, batch_size, split
         return split
 
     def batches(self, name: str | None, *, is_intermediate: bool) -> Iterator[BatchT]:
-        """Evaluate ``run.eval_dataloader`` once: iterate over its batches, and record the means of what was logged.
+        """Evaluate ``run.eval_dataloader`` once: iterate over its batches, and record the means of the logged values.
 
         Args:
-            name: What the names of the metrics begin with; None for "eval".
+            name: The first part of the names of the metrics; None for "eval".
             is_intermediate: Whether the training epoch continues afterwards.
         """
         session, run = self._session, self._session.trainer
@@ -103,7 +103,7 @@ class Evaluations(Generic[BatchT]):
                     session.call(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
             last = (count_steps(loader) or 0) - 1
             if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
-                with self._step(0):  # other processes have the only samples of the last step
+                with self._step(0):  # only other processes have samples in the last step
                     yield keyed.fetch_for(last, rank=0)
             session.rank_sync.stop_if_alone()
             session.record_means("eval_loss_epoch" if name is None else "loss_epoch", count)
@@ -133,21 +133,21 @@ class Evaluations(Generic[BatchT]):
             num_items: The number of items; None for the samples.
 
         Raises:
-            ConfigurationError: It was logged already, or is not a single number.
+            ConfigurationError: The loss was logged already, or is not a single number.
         """
         if self._loss is not None:
             raise logged_twice("loss")
         number = single_number("loss", value)
         self._loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
         self._counts_nothing = num_items == 0
-        if self.samples > 0:  # a loss that is not finite would spoil the mean even so
+        if self.samples > 0:  # a loss that is not finite would spoil the mean even with the weight 0
             self._session.means.losses.update(self._loss, self.samples if num_items is None else num_items)
 
     def leave(self) -> None:
-        """Leave the evaluation that is in progress, if any, without recording its means."""
+        """End the evaluation in progress, if any, without recording its means."""
         self._open.close()
 
     def end(self) -> None:
-        """Leave the evaluation that is in progress, and end the workers of all loaders."""
+        """End the evaluation in progress, and the workers of all loaders."""
         self.leave()
         end_workers(*(loader for *_, loader in self._made.values()))

@@ -12,17 +12,17 @@ from pa_data.batches import describe_batch
 
 
 def unusable_loss(loss: object) -> ConfigurationError:
-    """Return the error of what no gradients can be computed of.
+    """Return the error of a loss that has no gradients.
 
     Args:
-        loss: What was passed to ``backward``.
+        loss: The argument of ``backward``.
     """
     if not isinstance(loss, Tensor):
         given = f"a loss of type {type(loss).__name__}"
         do = (
-            "Pass the tensor that the loss function returned, without item() or float(). If it is held by something, "
-            "pass outputs.loss, outputs['loss'] or the element that is the loss; some models have one only if they are "
-            "given labels."
+            "Pass the tensor that the loss function returned, without item() or float(). If a model returned it, "
+            "pass outputs.loss, outputs['loss'] or the element that is the loss; some models have a loss only with "
+            "labels."
         )
     elif loss.numel() != 1:
         given, do = f"a loss of shape {tuple(loss.shape)}", "Take its mean over the samples: loss.mean()."
@@ -32,7 +32,7 @@ def unusable_loss(loss: object) -> ConfigurationError:
         given = "a tensor that depends on no trainable parameter"
         do = "Compute it outside of torch.no_grad(), from outputs of the model that were not detached."
     return ConfigurationError(
-        "There is nothing to compute gradients of: a loss is a tensor with one element.", given=given, do=do
+        "No gradients can be computed: a loss is a tensor with one element.", given=given, do=do
     )
 
 
@@ -40,14 +40,14 @@ def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
     """Return the error of a second backward pass through a graph, whose tensors torch frees in the first one.
 
     Args:
-        name: What the second pass was for.
+        name: The name of the model or optimizer of the second pass.
         is_of_this_batch: Whether the batch has had a backward pass before.
     """
     batch = "this batch" if is_of_this_batch else "an earlier batch"
     do = (
         "Pass retain_graph=True to the earlier call of backward(...), or add the losses up and call it once."
         if is_of_this_batch
-        else "Detach what is carried over from one batch to the next: state = state.detach()."
+        else "Detach tensors that you carry over to the next batch: state = state.detach()."
     )
     return ConfigurationError(
         f"backward(...) for {name!r} goes through a graph of {batch}, which an earlier backward pass has freed. {do}"
@@ -55,31 +55,31 @@ def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
 
 
 def loop_within(what: str, place: str) -> ConfigurationError:
-    """Return the error of a loop in the body of another one where it has no place."""
+    """Return the error of a loop that cannot be in the body of another loop."""
     return ConfigurationError(
-        f"{what} cannot be nested within {place}. Move it out of the body: a loop over epochs has in its body one loop "
+        f"{what} cannot be nested within {place}. Move it out of the body: a loop over epochs contains a single loop "
         "over updates or batches, and evaluations."
     )
 
 
 def second_loop() -> ConfigurationError:
-    """Return the error of a loop over what another loop of the block has been through."""
+    """Return the error of a second loop over all epochs."""
     return ConfigurationError(
-        "All epochs of the run are over, so that nothing is left for a second loop. Write for epoch in run.epochs(): "
-        "around the loop over updates or batches, which then has one epoch."
+        "All epochs of the run have ended, so that nothing is left for a second loop. Write for epoch in run.epochs(): "
+        "around the loop over updates or batches, which then iterates over a single epoch."
     )
 
 
 def left_loop() -> ConfigurationError:
-    """Return the error of a loop after one that was left, which has ended the run."""
+    """Return the error of a loop after a break from another loop, which ended the run."""
     return ConfigurationError(
-        "A break from a loop over all epochs has ended the run, so that nothing is left for another loop. To end one "
-        "epoch only, leave a loop over its updates in the body of run.epochs()."
+        "A break from a loop over all epochs has ended the run, so that nothing is left for another loop. To end an "
+        "epoch only, break from a loop over its updates in the body of run.epochs()."
     )
 
 
 def no_gradients_left(name: str) -> ConfigurationError:
-    """Return the error of gradients that were cleared within an update, or that the loss had none of."""
+    """Return the error of gradients that were cleared within an update, or that the loss did not have."""
     return ConfigurationError(
         f"After backward passes of {name!r}, its parameters have no gradients, or only zeros. Remove zero_grad() from "
         "the loop: the step clears gradients. With several models, check model=."
@@ -95,33 +95,33 @@ def no_batch(number: int, call: str) -> ConfigurationError:
 
 
 def unclear_name(name: object, known: Iterable[str], call: str) -> ConfigurationError:
-    """Return the error of a call that names none of several models, or an unknown one."""
+    """Return the error of a call without the name of a model, or with an unknown name."""
     names = ", ".join(map(repr, known))
-    return ConfigurationError(f"{call} must name one of the trained models, {names}, got {name!r}.")
+    return ConfigurationError(f"{call} must name a trained model ({names}), got {name!r}.")
 
 
 def not_batches(given: object) -> ConfigurationError:
-    """Return the error of one batch, or a dataset, in place of several batches.
+    """Return the error of a single batch, or a dataset, in place of several batches.
 
     Args:
-        given: What was passed to ``updates`` or ``batches``.
+        given: The argument of ``updates`` or ``batches``.
     """
     return ConfigurationError(
         f"updates(batches) and batches(batches) take several batches, got {describe_batch(given)}. Write "
-        "run.batches([batch]) for one batch, and run.batches(tensor.split(64)) for pieces of it."
+        "run.batches([batch]) for a single batch, and run.batches(tensor.split(64)) for pieces of it."
     )
 
 
 def evaluates(what: str) -> ConfigurationError:
     """Return the error of training in the body of an evaluation."""
     return ConfigurationError(
-        f"An evaluation does not train: {what} in the body of a loop over evaluation batches. Move it after the "
+        f"An evaluation does not train: {what} was called in the body of evaluation_batches(...). Move it after the "
         "evaluation."
     )
 
 
 def evaluates_by_callback() -> ConfigurationError:
-    """Return the error of a callback that evaluates a run, which a custom loop does itself."""
+    """Return the error of a callback that evaluates a run, because a custom loop evaluates itself."""
     return ConfigurationError(
         "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate over "
         "run.evaluation_batches(dataset) in the loop."
@@ -137,9 +137,9 @@ def shared_scaler() -> UnsupportedConfigurationError:
 
 
 def late_model(name: str) -> ConfigurationError:
-    """Return the error of a model that is added to a run which has been made."""
+    """Return the error of a model that is added to a run after its construction."""
     return ConfigurationError(
-        f"A run is given all of its models when it is made, not by add_module({name!r}, ...). Write Run({{'model': "
+        f"A run gets all of its models when it is created, not by add_module({name!r}, ...). Write Run({{'model': "
         f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
     )
 
@@ -147,6 +147,6 @@ def late_model(name: str) -> ConfigurationError:
 def update_is_over(number: int, what: str) -> ConfigurationError:
     """Return the error of a call of an update after the loop has continued."""
     return ConfigurationError(
-        f"This update is over: {what} of update {number}, after the loop had continued. Use the update that "
+        f"This update has ended: {what} of update {number} was requested after the loop continued. Use the update that "
         "run.updates() yielded last."
     )

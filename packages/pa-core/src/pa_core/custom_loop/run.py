@@ -1,4 +1,4 @@
-"""Custom training loops with what ``Trainer.train`` guarantees: order, shares, agreement, exact states."""
+"""Custom training loops with the guarantees of ``Trainer.train``."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
 
 class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
-    """A custom training loop with the features of ``Trainer.train``.
+    """Run a training loop that you write yourself, with the features of ``Trainer.train``.
 
-    The order of the samples and how processes share them, gradients of updates over several batches and processes,
-    metrics on one clock, callbacks, training states that resume exactly, signals: all of it is as with
-    the trainer. The loop itself stays in the script::
+    Use it if your task does not fit the loop of ``Trainer``: several optimizers, reinforcement learning, or a loop that
+    exists already. The order of the samples, gradients over several batches and processes, metrics, callbacks, signals
+    and training states that resume exactly work as in ``Trainer``. The loop itself stays in your script::
 
         with Run(model, optimizer, train_dataset, num_epochs=10, per_device_batch_size=64) as run:
             for epoch in run.epochs():
@@ -76,20 +76,20 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 for inputs, targets in run.evaluation_batches(eval_dataset):
                     run.log("loss", loss_func(model(inputs), targets))
 
-    ``batches()``, ``backward()`` and ``step()`` are the same loop without a name for its updates. ``updates()`` outside
-    of ``epochs()`` goes over all epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)`` go over
-    batches that the loop itself has: the chunks of a sequence, a rollout, samples of a replay buffer. The models are
-    not wrapped, even on several processes, so call them directly.
+    ``batches()``, ``backward()`` and ``step()`` are the same loop without an ``Update`` object. ``updates()`` outside
+    of ``epochs()`` iterates over all epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)``
+    iterate over batches that your loop makes: the chunks of a sequence, a rollout, samples of a replay buffer. The
+    models are not wrapped, even on several processes, so call them directly.
 
     Callbacks get the run as their trainer. These are the events of a run:
 
     - ``on_init_end``: the run is constructed.
     - ``on_prepare_start``: the block is entered; nothing is placed or compiled yet.
-    - ``on_training_run_start``: the first loop begins. If the run resumes, its state is restored then.
+    - ``on_training_run_start``: the first loop begins. A run that resumes then restores its state.
     - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins an epoch, and ends it.
     - ``on_train_step_start``: before each batch of the dataset that has samples.
     - ``on_train_step_end``: after the body of a batch, or before its first step. ``batch_output["loss"]`` is the loss
-      that went backward. With ``updates(batches)`` or ``batches(batches)``, for each of those batches.
+      of the backward pass. With ``updates(batches)`` or ``batches(batches)``, for each of those batches.
     - ``on_optimizer_step_end``: after the step; with several optimizers, at the end of the body of the update.
     - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
       the events of a step for each batch that has samples.
@@ -99,18 +99,19 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     - ``on_training_run_end``, ``on_stop_training_error``, ``on_exception``: the block ends.
 
     Args:
-        model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
-        optimizer: Its optimizer. Of several models, one optimizer of all of them, or optimizers by the names of the
-            models that they train. Models without an optimizer are placed on the device and saved in training states.
-            None where ``create_optimizer_fn`` makes it.
-        train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
+        model: The module to train, or several modules by name: ``{"generator": generator, "discriminator":
+            discriminator}``.
+        optimizer: The optimizer of the model. With several models, an optimizer of all their parameters, or optimizers
+            by the names of the models that they train. Models without an optimizer are placed on the device and saved
+            in training states. None with ``create_optimizer_fn``.
+        train_dataset: The samples to train on, or a ``DataLoader`` of them, whose order is used.
         num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
         max_num_train_steps: The number of optimizer updates of the run. If you pass it, the run makes this many updates
             and may end mid-epoch; it overrides ``num_epochs``.
-        per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it out if you
-            pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit" begins with the largest
-            batches; if one does not fit into the memory, the run ends with status 75, and the next start resumes with
-            smaller ones.
+        per_device_batch_size: The number of samples in a batch of one process; the default, 8, fits on almost any
+            device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
+            starts with the largest possible batches; if a batch does not fit into memory, the run ends with status 75,
+            and the next start resumes with smaller batches.
         gradient_accumulation_steps: The number of batches of one process in an update; the
             default is 1. The last group of an epoch may be shorter.
         gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the default,
@@ -122,37 +123,38 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             names of the optimizers.
         train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
         collate_fn: A function that makes a batch of a list of samples, for all loaders.
-        callbacks: Classes or instances; by default there are none, so that only the loop prints.
-        run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
-        resume_from: A training state, or a folder of states (the newest valid one is used), or the URL of either; see
-            ``Trainer.train``. The first loop of the block restores it, and not the block itself, so that it covers what
-            the script sets up before the loop.
+        callbacks: Callbacks, as classes or instances. The default is none, because your loop prints its own progress.
+        run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
+        resume_from: A training state, or a folder of states (the newest valid one is used), or a URL; see
+            ``Trainer.train``. The state is restored when the first loop of the block begins, so that you can register
+            further objects before it.
         resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins a
             new run.
-        resume_allow: Differences from the saved run that are accepted; see ``Trainer.train``.
+        resume_allow: Names of accepted differences from the saved run; see ``Trainer.train``.
         step_scheduler: When schedulers are stepped: after each ``"update"`` of their optimizer, the default, or after
             each ``"epoch"``.
         watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after each
             epoch.
         mixed_precision: "no", "bf16" or "fp16". The default, None, is the launcher's setting.
         cpu: True trains on the CPU. The default, None, is the device that the script was launched on.
-        max_wait_seconds: How many seconds a process waits for another one, 600 by default; see ``Trainer``.
+        max_wait_seconds: The number of seconds that a process waits for another process; the default is 600. See
+            ``Trainer``.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
-            ``optimizer``. It is called once, when the block is entered, after the model was sharded, if it is. One
-            function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
+            ``optimizer``. It is called once, when the block is entered, after the model was sharded, if you shard it. A
+            single function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
             optimizer, pass functions by the names of the models.
         order: Which samples an epoch visits, and when; see ``Trainer.train``.
-        max_updates_per_batch: The most updates that the loop makes of each batch of ``train_dataset``, by
-            ``updates(batches)``. Schedules and the length of the run are computed from it, and
+        max_updates_per_batch: The largest number of updates that the loop makes from each batch of ``train_dataset``,
+            by ``updates(batches)``. Schedules and the length of the run are computed from it, and
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
         samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
         reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; see ``Trainer``.
 
     Raises:
-        ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: An argument cannot work, or names do not fit together; or there are both an optimizer and a
-            function that makes one.
+        ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
+        ConfigurationError: An argument cannot work, or the names of models, optimizers and functions differ; or both
+            ``optimizer`` and ``create_optimizer_fn`` are passed.
 
     Example:
         >>> import torch
@@ -261,7 +263,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
         self._evaluations = Evaluations[BatchT](self._session)
         self._block, self._showing_last_epoch, self._has_begun = ExitStack(), ExitStack(), False
-        # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
+        # The position of the script: in the block, in its loop over epochs, in the training of an epoch, in an update.
         self._stage: Literal["before", "within", "after"] = "before"
         self._in_epochs: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "in progress", "left", "over"] = "over"
@@ -278,14 +280,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The models by name; a single model is called "model"."""
+        """The models by name; the name of a single model is "model"."""
         return self._given.models
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers by name; a single optimizer is called "optimizer".
+        """The optimizers by name; the name of a single optimizer is "optimizer".
 
-        Those that ``create_optimizer_fn`` makes are there once the block is entered.
+        The optimizers of ``create_optimizer_fn`` exist once the block is entered.
         """
         return self._given.optimizers
 
@@ -296,17 +298,17 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
-        """Return the models by name, as they are in training states."""
+        """Return the models by name, with their names in training states."""
         return dict(self._given.models)
 
     @override
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers by name, as they are in training states."""
+        """Return the optimizers by name, with their names in training states."""
         return dict(self._given.optimizers)
 
     @override
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers by name, as they are in training states."""
+        """Return the schedulers by name, with their names in training states."""
         return {self._given.name_of_scheduler(name): scheduler for name, scheduler in self.schedulers.items()}
 
     # The block
@@ -314,9 +316,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @override
     @contextmanager
     def dry_run(self, *data: object) -> Generator[None]:
-        """As ``AnyTrainer.dry_run``: the block can be entered within the context, and again after it.
+        """Try the loop without effects: the block can be entered within the context, and again after it.
 
-        Within the context it begins a new run, even with ``resume_from``.
+        See ``AnyTrainer.dry_run``. Within the context a new run begins, even with ``resume_from``.
 
         Args:
             *data: Further loaders that the loop uses, whose generators are restored.
@@ -327,23 +329,23 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             yield
 
     def __enter__(self) -> Self:
-        """Begin the run: place the models, and make loader and schedulers. A saved run is restored by the first loop.
+        """Begin the run: place the models, and create the loader and the schedulers.
 
         Raises:
-            ConfigurationError: The block was entered before, or is within the block of another run.
+            ConfigurationError: The block was entered before, or the block of another run is open.
             FileNotFoundError: There is no training state to resume from.
             CheckpointError: No training state is valid.
         """
         if self._stage != "before":
             raise ConfigurationError(
                 "A run has one block.",
-                given=f"with run: a second time, {self._stage} its block",
+                given=f"with run: a second time, {self._stage} the block",
                 do="Make another Run.",
             )
         if _block_is_open.get():
             raise ConfigurationError(
-                "There is one run at a time, and this block is within the block of another one. End that block first, "
-                "or give one run several models by name."
+                "Only one run can be in progress, and the block of another run is open. End that block first, "
+                "or pass several models by name to a single run."
             )
         reshard(self.model)  # as when the run was made
         arguments = self._arguments
@@ -398,14 +400,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """End the run through its last events, or close what is open after an exception.
+        """End the run through its last events, or clean up after an exception.
 
         Returns:
             Whether the exception was a request to stop, which ends the block without an exception.
 
         Raises:
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
-            RanksDifferError: Another process is somewhere else in the run.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+            RanksDifferError: Another process is at a different place in the run.
             TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._evaluations.end()
@@ -422,7 +424,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return True
 
     def _finish(self, stop: StopTrainingError | None) -> None:
-        """Call the last events; a run that was left early, on purpose, is complete all the same."""
+        """Call the last events; a run that the script left early, by a ``break``, is complete too."""
         if not self._has_begun:
             return
         self._forget_gradients()
@@ -430,18 +432,18 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             if stop is not None:
                 raise stop
         with suppress(StopTrainingError), self._session.rank_sync.together():
-            pass  # a process that left the loop alone must not end as if the run were complete
+            pass  # if only this process left the loop, the run must not end as complete
         self._session.checkpointer.next_phase = None
         self._session.finish()
         self._session.checkpointer.settle()
 
     def _begin(self) -> None:
-        """Restore a saved run, with all that is registered by now, when the first loop of the block begins."""
+        """Restore a saved run, with the registered objects, when the first loop of the block begins."""
         if self._has_begun:
             return
         self._has_begun = True
         self._session.resume()
-        if len(self._parts) == 1:  # of several, how often each steps is known to the loop alone
+        if len(self._parts) == 1:  # only the loop knows how often each of several optimizers steps
             self._session.check_length_of_schedules()
         if self._session.resumption.saved is None:
             self._session.reset_history()
@@ -450,14 +452,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     # The loops
 
     def epochs(self) -> Iterator[int]:
-        """Iterate over the numbers of the epochs that are left, from 0; the body takes the updates of the epoch.
+        """Iterate over the remaining epochs, by number from 0; the body iterates over the updates of the epoch.
 
-        What follows the updates in the body belongs to the epoch. A ``break`` ends the run: it is complete then.
+        Use it if the body has an evaluation after the updates; otherwise iterate over ``updates()`` alone. Code that
+        follows the updates belongs to the epoch. A ``break`` ends the run, which is then complete.
 
         Raises:
-            ConfigurationError: This is not in the block of the run, in the body of another loop of it, or after one
-                that has trained; or an epoch had no updates.
-            CheckpointError: The run is not the one that was saved.
+            ConfigurationError: The call is not in the block of the run, or in the body of another loop of it, or after
+                a loop that has trained; or an epoch had no updates.
+            CheckpointError: The run differs from the saved run.
             TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._require_training("epochs()")
@@ -478,13 +481,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._show_last_epoch()
 
     def _show_last_epoch(self) -> None:
-        """Let what is recorded after the last epoch carry its number, for as long as the script is in the block."""
+        """Record metrics after the last epoch with its number, until the block ends."""
         if self.num_epochs_completed >= self.run_config.num_epochs:
             self._showing_last_epoch.close()  # a complete run may be looped over again
             self._showing_last_epoch.enter_context(self._session.set_back_by_one_epoch())
 
     def _finish_epoch(self) -> None:
-        """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then."""
+        """Count the epoch, step the schedulers that step after epochs, and call the last event."""
         self._evaluations.leave()
         if self._training == "to come":
             raise ConfigurationError(
@@ -500,30 +503,30 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @overload
     def updates(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[Update[_T]]: ...
     def updates(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Update[Any]]:
-        """Iterate over the updates that are left of the epoch or, outside of ``epochs()``, of all epochs.
+        """Iterate over the remaining updates of the epoch or, outside of ``epochs()``, of all epochs.
 
-        Between two of them, training states are saved and signals end the run: what follows the step in the body
+        Between two updates, training states are saved and signals end the run: code that follows the step in the body
         belongs to its update. A ``break`` ends the epoch.
 
-        With ``batches``, in the body of one batch of ``updates()``, iterate over updates of batches that the loop
-        itself has, for which ``Run(max_updates_per_batch=...)`` says how many there are at most. They end early with
-        the last update of the run. States are saved after that body, and not in it, so that a state need not have these
-        batches. A ``break`` drops the gradients of an update without a step, and the body continues.
+        With ``batches``, in the body of a batch of ``updates()``, iterate over updates of batches that your loop makes,
+        at most ``Run(max_updates_per_batch=...)`` of them. They end early with the last update of the run. States are
+        saved only after that body, because a state does not contain these batches. A ``break`` drops the gradients of
+        an update without a step, and the body continues.
 
         Args:
             batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
-                A process that has fewer than others, or none, gets batches that weigh nothing: see
-                ``is_padding_batch``. Processes tell each other how many they have: once if it has a length, and
-                otherwise, as of a generator, before each update.
-            num_samples: Samples in each of ``batches``; None for the first dimension of the first tensor.
+                A process that has fewer than the others, or none, gets padding batches with the weight 0: see
+                ``is_padding_batch``. Processes exchange their numbers of batches: once if ``batches`` has a length, and
+                otherwise, for example for a generator, before each update.
+            num_samples: The number of samples in each of ``batches``; None for the first dimension of the first tensor.
 
         Raises:
-            ConfigurationError: This is not in the block of the run, in the body of another loop over updates, or after
-                one over all epochs that has trained; or an update was not stepped. With ``batches``: it is not in the
-                body of a batch, or between the backward pass of one and its step; or there are more updates of one
-                batch than ``max_updates_per_batch``.
-            CheckpointError: As ``epochs``.
-            TrainingPreempted: As ``epochs``.
+            ConfigurationError: The call is not in the block of the run, or in the body of another loop over updates, or
+                after a loop over all epochs that has trained; or an update was not stepped. With ``batches``: it is not
+                in the body of a batch, or it is between the backward pass of a batch and its step; or there are more
+                updates of a batch than ``max_updates_per_batch``.
+            CheckpointError: The run differs from the saved run.
+            TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._require_training("updates()")
         if batches is not None:
@@ -536,9 +539,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             yield from self._updates_of_epoch()
 
     def _updates_of_epoch(self) -> Iterator[Update[BatchT]]:
-        """Iterate over the updates that are left of the epoch in progress, with a safe point after each of them."""
+        """Iterate over the remaining updates of the epoch, and save a state after an update if it is requested."""
         if self._training != "to come":
-            place = "an update" if self._training == "in progress" else "an epoch whose updates are over"
+            place = "an update" if self._training == "in progress" else "an epoch whose updates have ended"
             raise mistakes.loop_within("updates()", place)
         self._training = "in progress"
         session = self._session
@@ -560,12 +563,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._finish_training()
 
     def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:
-        """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
+        """Iterate over updates of the script's batches, in the body of a batch; no state is saved between them."""
         around, session = self._require_update("updates(batches)"), self._session
         if self._arguments.max_updates_per_batch is None:
             raise ConfigurationError(
-                "Nothing says how many updates the loop makes of a batch by updates(batches), with which the length "
-                "of the run is counted. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
+                "updates(batches) needs to know how many updates the loop makes from a batch, because the length "
+                "of the run depends on it. Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed."
             )
         place = around.start_inner_updates()
         parts = batches_of_loop(
@@ -594,7 +597,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self._update = around
 
     def _end_update(self, update: Update[Any]) -> None:
-        """Bring an update to its end, after its body."""
+        """End an update, after its body."""
         self._require_open("the next update")
         self._evaluations.leave()
         update.finish()
@@ -610,7 +613,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         forget_gradients(self.model, *self.optimizers.values())
 
     def _leave_training(self) -> None:
-        """End the training of an epoch whose loop over updates was left by a break."""
+        """End the training of an epoch whose loop over updates ended with a break."""
         self._leave_update()
         self._forget_gradients()
         self._session.count = None
@@ -626,16 +629,16 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @overload
     def batches(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[_T]: ...
     def batches(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Any]:
-        """Iterate over the batches of ``updates()``, one by one.
+        """Iterate over the batches of ``updates()``; use it for loops without accumulation.
 
         Args:
-            batches: As for ``updates``.
-            num_samples: As for ``updates``.
+            batches: Batches that your loop makes; see ``updates``.
+            num_samples: The number of samples in each of ``batches``; see ``updates``.
 
         Raises:
             ConfigurationError: As ``updates``.
-            CheckpointError: As ``epochs``.
-            TrainingPreempted: As ``epochs``.
+            CheckpointError: The run differs from the saved run.
+            TrainingPreempted: The run was preempted, after saving a training state.
         """
         for update in self.updates() if batches is None else self.updates(batches, num_samples=num_samples):
             yield from update
@@ -643,13 +646,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
     ) -> None:
-        """Run the backward pass of a loss of the current batch, as ``Update.backward``.
+        """Compute the gradients of a loss of the current batch; see ``Update.backward``.
 
         Args:
-            loss: The mean loss over the samples of the batch.
+            loss: The mean loss over the samples of the batch, a tensor with one element.
             model: With several optimizers, the name of the model whose gradients are computed.
-            num_items: If the loss is a mean over something else than samples, such as tokens, how many there are.
-            retain_graph: Whether another backward pass goes through the graph of this one.
+            num_items: The number of items in the batch of this process, if the loss is a mean over items other than
+                samples, for example tokens.
+            retain_graph: Whether to keep the graph for a further backward pass.
 
         Raises:
             ConfigurationError: As ``Update.backward``, or there is no update in progress.
@@ -658,13 +662,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         update.backward(loss, model=model, num_items=num_items, retain_graph=retain_graph)
 
     def step(self, name: str | None = None) -> bool:
-        """Update the weights after the last batch of an update; do nothing after others.
+        """Update the weights after the last batch of an update, and return whether it did; otherwise do nothing.
 
         Args:
-            name: With several optimizers, the name of the one to step.
+            name: With several optimizers, the name of the optimizer to step.
 
         Returns:
-            Whether an update was made: False after other batches, and where gradients overflowed in fp16.
+            Whether an update was made: False after other batches, and if gradients overflowed in fp16.
 
         Raises:
             ConfigurationError: As ``Update.step``, or there is no update in progress.
@@ -676,17 +680,18 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return update.is_at_last_batch and update.step(name)
 
     def request_stop(self, reason: str = "The loop requested a stop.") -> None:
-        """Request that all processes end the run before the next update is made, as if it were complete.
+        """Request that all processes end the run before the next update, as if it were complete.
 
-        A single process may make the request. What all of them know travels with the gradients: the update in progress
-        is not made if this is called before its step, and the next one is not if this is called later. On several
-        accelerators the answer is read two updates later, so that none waits for it.
+        Use it to stop early for a reason that only your loop knows. A single process may make the request, which is
+        exchanged with the gradients: the update in progress is not made if you call this before its step; the next
+        update is not made if you call it later. On several accelerators the request is read two updates later, so that
+        no process waits for it.
 
-        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: where one leaves alone,
-        all of them end with an error.
+        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: if only some of them
+        leave, all of them end with an error.
 
         Args:
-            reason: The text of the ``StopTrainingError`` that callbacks are told of.
+            reason: The text of the ``StopTrainingError`` that callbacks get.
         """
         if self._session.rank_sync.stop is None:
             self._session.rank_sync.stop = StopTrainingError(reason)
@@ -696,12 +701,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @property
     @override
     def is_padding_batch(self) -> bool:
-        """Whether the current batch is there only because other processes still have samples, and weighs nothing.
+        """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
         On several processes, the last step of a training epoch, or an evaluation, may have fewer samples than there are
-        processes. Those without one get a batch of another process, so that the loop is the same on all of them. Its
-        losses, what is logged for it and what is gathered of it count for nothing, and callbacks do not see it. Check
-        this if the loop adds up or collects values itself.
+        processes. A process without a sample gets a copy of another process's batch, so that all of them call the model
+        equally often. Its losses, logged values and gathered rows are ignored, and callbacks do not see it. Check this
+        property if your loop adds up or collects values itself.
         """
         if self._evaluations.is_in_batch:
             return self._evaluations.samples == 0
@@ -716,22 +721,22 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
-            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, including rows that the tensor had before: 0 loses
-                each label 0. So choose a value that no row of your data consists of. A process whose rows are all
-                padding may have a tensor of a different number of dimensions.
-            with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
-                the samples of all of them needs; each process has to use it in its loss then.
+            padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
+                all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
+                So choose a value that your data does not contain. A process whose rows are all padding may have a
+                tensor of a different number of dimensions.
+            with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
+                samples of all processes needs; each process then has to use the result in its loss.
 
         Returns:
             The same structure, with the rows of all processes in the order of the ranks.
 
         Raises:
-            TypeError: Something in it is neither a tensor nor a container of tensors.
+            TypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
         self._session.require_between_steps("gather(...)")
-        # What callbacks gather between two steps is not of the batch.
+        # Values that callbacks gather between two steps do not belong to the batch.
         if self.is_padding_batch and not self._session.checkpointer.is_between_steps:
             gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
             self._session.gathered_empty += tensors_with_gradient(gathered)
@@ -740,16 +745,17 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
-        """Log a value of the current batch: its mean over all samples of the epoch or the evaluation is recorded.
+        """Log a value of the current batch, and record its mean over all samples of the epoch or the evaluation.
 
         In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. A tensor stays on
-        its device, and nothing waits for it before the mean is recorded.
+        its device, and the device is not synchronised before the mean is recorded.
 
         Args:
-            name: A name such as "accuracy", once in a batch. "loss" is for evaluations: in training, the loss is what
-                is passed to ``backward``.
+            name: The name of the metric, for example "accuracy", once for each batch. "loss" is for evaluations: in
+                training, ``backward`` logs the loss.
             value: A number, or a tensor with one element: a mean over the samples of the batch.
-            num_items: If the value is a mean over something else than samples, such as tokens, how many there are.
+            num_items: The number of items in the batch of this process, if the value is a mean over items other than
+                samples, for example tokens.
 
         Raises:
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
@@ -761,9 +767,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._evaluations.log_loss(value, num_items)
         elif not self._session.means.is_in_step:
             raise ConfigurationError(
-                f"There is no batch that log({name!r}, ...) could belong to: it was called outside of a loop over "
-                "batches, or after the step of an update. Log before the step; a value that is not a mean over "
-                "samples is for run.record(name, value)."
+                f"log({name!r}, ...) needs a batch, and was called outside of a loop over "
+                "batches, or after the step of an update. Log before the step; for a value that is not a mean over "
+                "samples, call run.record(name, value)."
             )
         else:
             is_of_update = self.reproducible and self._session.checkpointer.is_between_steps
@@ -771,14 +777,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._session.means.log(name, value, count=num_items if counts else 0)
 
     def record(self, name: str, value: object) -> None:
-        """Record a value that is not a mean over samples, at the current reading of the clock.
+        """Record a value that is not a mean over samples, for example a learning rate or a score, at the current step.
 
         Args:
-            name: The name of the metric, as it is.
-            value: A number or any other plain value, the same on every process.
+            name: The name of the metric; no prefix is added.
+            value: A number or another plain value, the same on every process.
 
         Raises:
-            ConfigurationError: This is not in the block of the run.
+            ConfigurationError: The call is not in the block of the run.
         """
         self._require_open("record(...)")
         self.run_history.update_metric(name, value)
@@ -793,21 +799,22 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     ) -> Iterator[BatchT]:
         """Iterate over the batches of an evaluation, in which each sample counts once, on any number of processes.
 
-        In the body the models are in eval mode, and no gradients are recorded; the modes come back when the iteration
-        ends, even by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
-        the updates of an epoch as ``intermediate_eval_NAME_epoch``. Each process has as many batches as the others, so
-        that ``gather`` may be called in the body; one that has no sample, as there are fewer than processes, has a
-        batch that weighs nothing: see ``is_padding_batch``.
+        In the body the models are in eval mode, and no gradients are recorded; the modes are restored when the
+        iteration ends, even by a ``break``, which records nothing. Means of logged values are recorded as
+        ``eval_NAME_epoch``, and among the updates of an epoch as ``intermediate_eval_NAME_epoch``. All processes have
+        the same number of batches, so that ``gather`` may be called in the body; a process without a sample, because
+        there are fewer samples than processes, has a padding batch: see ``is_padding_batch``.
 
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
-            per_device_batch_size: Samples in a batch of one process; None for as many as in training.
-            name: What the names of the metrics begin with: "test" records ``test_NAME_epoch``, and "eval_val" what
-                ``Trainer`` records of its evaluation set "val". Callbacks read it as ``eval_name``.
-            dataloader_kwargs: Arguments for the loader, which win over the defaults.
+            per_device_batch_size: The number of samples in a batch of one process; None for the batch size of the
+                training.
+            name: The first part of the names of metrics: "test" records ``test_NAME_epoch``, and "eval_val" the names
+                that ``Trainer`` uses for its evaluation set "val". Callbacks read it as ``eval_name``.
+            dataloader_kwargs: Arguments for the loader, which override the defaults.
 
         Raises:
-            ConfigurationError: This is not in the block of the run, or in the body of another evaluation.
+            ConfigurationError: The call is not in the block of the run, or it is in the body of another evaluation.
         """
         self._require_open("evaluation_batches(...)")
         if self._evaluations.is_in_batch:
@@ -824,7 +831,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
-        is_single = len(self._parts) == 1  # a training state has all of several optimizers
+        is_single = len(self._parts) == 1  # only a training state contains several optimizers
         return super()._parts_of_checkpoint(with_optimizers and is_single, with_schedulers and is_single)
 
     # Loaders
@@ -838,7 +845,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         defaults = {"shuffle": False, **self._setup.loaders.default_kwargs(dataset, batch_size)}
         return self._session.create_loader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
 
-    # Where the loop is
+    # Checks of the position of the script
 
     def _require_open(self, what: str) -> None:
         if self._stage == "before":
@@ -859,12 +866,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._require_open(what)
         if self._update is None:
             raise ConfigurationError(
-                f"No update is in progress: run.{what} outside of a loop over updates() or batches(). Write for batch "
+                f"No update is in progress: run.{what} was called outside of updates() and batches(). Write for batch "
                 "in run.batches(): ..., and call it for each batch."
             )
         return self._update
 
-    # What a run refuses
+    # Methods of a trainer that a run does not have
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
@@ -887,13 +894,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         optimizer: Optimizer | None = None,
         create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
     ) -> None:
-        """Raise an error for a further module: a run is given all of its models when it is created.
+        """Raise an error, because a run gets all of its models when it is created.
 
         Args:
             name: Its name.
             module: The module.
             optimizer: Its optimizer.
-            create_scheduler_fn: What creates the scheduler of the optimizer.
+            create_scheduler_fn: A function that creates the scheduler of the optimizer.
 
         Raises:
             ConfigurationError: In any case.

@@ -28,30 +28,30 @@ from pa_core.user_warnings import warn_user
 from pa_data.batches import is_mapping
 
 MODEL, OPTIMIZER, SCHEDULER = "model", "optimizer", "scheduler"
-"""The names of the model and optimizer of a run that has one of each, as in a ``Trainer``."""
+"""The names of the model and optimizer of a run that has a single model and optimizer, as in a ``Trainer``."""
 
 
 class RunModels:
-    """What a script has given to its run: one model or several by name, and their optimizers.
+    """The models that a script passes to its run, a single model or several by name, and their optimizers.
 
     Args:
-        models: A module, or several by name.
-        optimizers: An optimizer of all of them, or several, each by the name of the model that it trains; None where
-            factories make them.
-        factories: What creates their schedulers: a factory for the one optimizer, or several by name.
-        optimizer_factories: What makes the optimizers, as they would be given.
+        models: A module, or several modules by name.
+        optimizers: An optimizer of all of them, or several, each by the name of the model that it trains; None if
+            factories create them.
+        factories: The factories of their schedulers: a factory for the only optimizer, or several by name.
+        optimizer_factories: The factories of the optimizers, with the same structure as ``optimizers``.
 
     Attributes:
         models: The modules by name.
-        optimizers: The optimizers by name; without those that are still to be made.
+        optimizers: The optimizers by name; without those that factories will create.
         factories: The factories of schedulers by the name of the optimizer.
         optimizer_factories: The factories of optimizers by the name of the optimizer.
         optimizer_names: The names of all optimizers, in their order.
-        whole: The one module, or a module of all of them.
+        whole: The only module, or a module of all of them.
 
     Raises:
-        ArgumentTypeError: Something is not a module, or not an optimizer.
-        ConfigurationError: A name does not fit, or an optimizer would train nothing or needs a closure.
+        ArgumentTypeError: A value is not a module, or not an optimizer.
+        ConfigurationError: A name is unknown, or an optimizer would train nothing or needs a closure.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RunModels:
         self._are_named = isinstance(optimizers if optimizer_factories is None else optimizer_factories, Mapping)
         for model in self.models.values():
             check_trainer_arguments(model, None, None)
-            reshard(model)  # a script may have called it, and the optimizer knows the pieces
+            reshard(model)  # a script may have called it, and the optimizer has the pieces
         for optimizer in self.optimizers.values():
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
@@ -86,7 +86,7 @@ class RunModels:
         if factories is not None:
             if len(self.optimizer_names) > 1 and not isinstance(factories, Mapping):
                 raise ConfigurationError(
-                    "There are several optimizers, and one create_scheduler_fn. Write create_scheduler_fn={name: "
+                    "There are several optimizers, and a single create_scheduler_fn. Write create_scheduler_fn={name: "
                     f"factory}}, with names among {', '.join(map(repr, self.optimizer_names))}."
                 )
             self.factories = _by_name(factories, self.optimizer_names[0])
@@ -98,15 +98,15 @@ class RunModels:
 
     @contextmanager
     def dry_run(self) -> Generator[None]:
-        """Forget the optimizers afterwards that are made within the context."""
+        """Remove the optimizers afterwards that are created within the context."""
         with temporarily(self, optimizers=dict(self.optimizers)):
             yield
 
     def make_optimizers(self) -> None:
-        """Make the optimizers that factories are for, of the models as they are now.
+        """Call the factories of optimizers with the present models.
 
         Raises:
-            ArgumentTypeError: A factory returned something else than an optimizer.
+            ArgumentTypeError: A factory did not return an optimizer.
             ConfigurationError: An optimizer would train nothing or needs a closure.
         """
         for name, factory in self.optimizer_factories.items():
@@ -116,11 +116,11 @@ class RunModels:
             self.optimizers[name] = optimizer
 
     def make_parts(self, accelerator: AcceleratorLike, exchange: Exchange) -> dict[str, RunPart]:
-        """Return what each optimizer trains, by its name.
+        """Return the part that each optimizer trains, by its name.
 
         Args:
             accelerator: The accelerator of the run.
-            exchange: What exchanges the gradients.
+            exchange: The exchange of gradients.
         """
         is_only = len(self.models) == 1
         return {
@@ -134,15 +134,15 @@ class RunModels:
         """Place all models, with the same weights on all processes, and begin to train.
 
         Args:
-            parts: What each optimizer trains.
-            exchange: What exchanges the gradients.
-            place: Called with a model and whether it is trained, returns what is called.
+            parts: The part that each optimizer trains.
+            exchange: The exchange of gradients.
+            place: Called with a model and whether it is trained; returns the module that the script calls.
         """
         trained = {id(module) for part in parts.values() for module in part.module.modules()}
         for model in self.models.values():
             if place(model, id(model) in trained) is not model:
                 warn_user(
-                    "Accelerate is told to compile models, and a custom training loop calls them as they are. "
+                    "Accelerate is configured to compile models, but a custom training loop calls them uncompiled. "
                     "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
                 )
             if id(model) not in trained:
@@ -152,7 +152,7 @@ class RunModels:
             exchange.add(part, self.models, overlaps=False)
 
     def trained_by(self, name: str) -> nn.Module:
-        """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""
+        """Return the module that an optimizer trains: the model of its name, or all models for a single optimizer."""
         return self.models[name] if self._are_named else self.whole
 
     def name_of_scheduler(self, optimizer: str) -> str:
@@ -166,10 +166,10 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     named = dict(given)
     if not named or not all(isinstance(name, str) and name.isidentifier() for name in named):
         raise ConfigurationError(
-            "Models, optimizers and schedulers go by name.",
+            "Models, optimizers and schedulers need names.",
             given=f"the names {', '.join(map(repr, named)) or 'of none'}",
-            expected='letters, digits and underscores, such as "generator"',
-            do='Write for example {"generator": generator, "discriminator": discriminator}.',
+            expected='letters, digits and underscores, for example "generator"',
+            do='Write, for example, {"generator": generator, "discriminator": discriminator}.',
         )
     return named
 
@@ -178,8 +178,8 @@ def _require_known(kind: str, named: Iterable[str], owner: str, known: Collectio
     unknown = [name for name in named if name not in known]
     if unknown:
         raise ConfigurationError(
-            f"The {kind} has the name of no {owner}.",
+            f"The name of the {kind} is not the name of a {owner}.",
             given=f"the {kind} {unknown[0]!r}",
-            expected=f"one of the names {', '.join(map(repr, known))}",
+            expected=f"a name among {', '.join(map(repr, known))}",
             do=f"Give each {kind} the name of its {owner}.",
         )

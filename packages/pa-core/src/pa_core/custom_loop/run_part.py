@@ -1,4 +1,4 @@
-"""What one optimizer trains in a custom loop: its gradients, its update and its schedule."""
+"""An optimizer of a custom loop with the module that it trains: gradients, updates and schedule."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class RunPart(Part):
 
     Args:
         name: The name of the optimizer.
-        module: What it trains.
+        module: The module that it trains.
         accelerator: The accelerator of the run.
-        is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
-        exchange: What exchanges its gradients.
+        is_only_model: Whether the run has no other model, whose gradients a backward pass must not change.
+        exchange: The exchange of its gradients.
 
     Attributes:
         name: As passed.
         module: As passed.
         exchange: As passed.
-        first_updates_left: In how many updates from here on the gradients are looked at.
+        first_updates_left: The number of coming updates whose gradients are checked.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class RunPart(Part):
     def close(self) -> None:
         super().close()
         self._earlier.forget()
-        if self._watch is not None:  # the script may step the optimizer again
+        if self._watch is not None:  # afterwards, the script may step the optimizer
             self._watch.remove()
             self._watch = None
 
     def watch_steps(self, optimizer: Optimizer) -> None:
-        """From here on, step this optimizer, and raise an error for steps of it that the run does not make.
+        """Step this optimizer from now on, and raise an error if the script steps it.
 
         Optimizers that do not call the constructor of their base class cannot be watched.
 
@@ -89,8 +89,8 @@ class RunPart(Part):
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._steps:
             raise ConfigurationError(
-                f"The loop has called step() of the optimizer {self.name!r}, which the run steps. Remove "
-                "optimizer.step() from the loop: update.step() or run.step() agrees, clips, steps and clears."
+                f"The loop called step() of the optimizer {self.name!r}, which the run steps. Remove "
+                "optimizer.step() from the loop: update.step() or run.step() clips gradients, steps and clears them."
             )
 
     @override
@@ -102,23 +102,23 @@ class RunPart(Part):
             self._steps = False
 
     def let_go_of_gradients(self) -> None:
-        """From here on, the run itself changes and clears the gradients."""
+        """Stop checking gradients, because the run itself changes and clears them now."""
         self._earlier.forget()
         self.first_updates_left -= 1
 
     def has_lost_gradients(self) -> bool:
-        """Whether nothing is left of what backward passes have added: no gradients or, in first updates, zeros."""
+        """Whether the gradients of backward passes are gone: None or, in the first updates, zeros."""
         has_gradients = self.has_gradients() or self.exchange.holds_gradients(self)
         return not has_gradients or (self.first_updates_left > 0 and self._earlier.are_zeros())
 
     def require_gradients_of(self, loss: object) -> None:
-        """Raise an error for anything that no gradients of the module can be computed of.
+        """Raise an error for a loss that has no gradients with respect to the module.
 
         Args:
-            loss: What was passed to ``backward``.
+            loss: The argument of ``backward``.
 
         Raises:
-            ConfigurationError: It is not a tensor of one element with a graph, or the module is frozen.
+            ConfigurationError: The loss is not a tensor of one element with a graph, or the module is frozen.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or unusable_kind(loss) is not None:
             raise mistakes.unusable_loss(loss)
@@ -126,14 +126,14 @@ class RunPart(Part):
             return
         if not any(parameter.requires_grad for parameter in self.module.parameters()):
             raise ConfigurationError(
-                f"There is nothing to train: backward(...) for {self.name!r}, every parameter of which has "
-                "requires_grad=False. Call requires_grad_() on what is to be trained, before the forward pass."
+                f"Nothing is trained by backward(...) for {self.name!r}, because all of its parameters have "
+                "requires_grad=False. Call requires_grad_() on the parameters to train, before the forward pass."
             )
         if not loss.requires_grad:
             raise mistakes.unusable_loss(loss)
 
     def check_precision(self, loss: Tensor) -> None:
-        """Warn about the first loss if the requested precision has no effect on it.
+        """Warn if the requested precision has no effect on the first loss.
 
         Args:
             loss: A loss with its graph.
@@ -143,17 +143,17 @@ class RunPart(Part):
         self._has_checked_precision = True
         if is_in_full_precision(loss):
             warn_user(
-                f"The run is to compute in {self._precision}, and the first loss of {self.name!r} was computed in "
-                "fp32: a model computes in the precision of the run where it is called itself. "
+                f"The precision of the run is {self._precision}, but the first loss of {self.name!r} was computed in "
+                "fp32: a model uses the precision of the run only if the model itself is called. "
                 "Put calls of its parts and of its other methods into a block: with run.autocast()."
             )
 
     def loss_of_padding(self, loss: Tensor, gathered: Sequence[Tensor]) -> Tensor | None:
-        """Return what a process without a sample goes backward through; None where nothing waits for it.
+        """Return the loss of a process without a sample; None if no other process waits for its backward pass.
 
         Args:
             loss: The loss of the padding batch, which adds nothing, even if it is not finite.
-            gathered: What the batch has gathered of the other processes, which go backward through it.
+            gathered: The tensors that the batch gathered from other processes, which compute gradients through them.
         """
         if self.is_sharded:
             return zero_loss_of_padding(loss)
@@ -161,11 +161,11 @@ class RunPart(Part):
         return torch.stack([tensor[:0].sum() for tensor in in_graph]).sum() if in_graph else None
 
     def run_pass(self, loss: Tensor, *, retain_graph: bool) -> None:
-        """Run the backward pass, which leaves the gradients of other models alone.
+        """Run the backward pass without changing the gradients of other models.
 
         Args:
             loss: The loss, scaled to its share of the update.
-            retain_graph: Whether another backward pass goes through the graph of this one.
+            retain_graph: Whether to keep the graph for a further backward pass.
         """
         scaler = self._accelerator.scaler
         scaled: Any = loss if scaler is None else scaler.scale(loss)
@@ -183,9 +183,9 @@ _AUTOCAST = ("Addmm", "Addbmm", "Baddbmm", "Bmm", "Convolution", "Linear", "Matm
 
 
 def is_in_full_precision(loss: Tensor) -> bool:
-    """Whether matrix products that led to a loss were computed in float32, and nothing in a smaller type.
+    """Whether a loss was computed with matrix products in float32, and without a smaller type.
 
-    Autocast would have computed them in the smaller type. False where the graph does not tell: compiled functions and
+    Autocast would have computed them in the smaller type. False if the graph does not show it: compiled functions and
     custom functions hide what they compute.
 
     Args:
@@ -209,7 +209,7 @@ def is_in_full_precision(loss: Tensor) -> bool:
             continue
         seen.add(node)
         name, kinds = node.name(), dtypes_of_outputs(node)
-        is_hidden = issubclass(type(node), BackwardCFunction)  # mypy takes the two for incompatible
+        is_hidden = issubclass(type(node), BackwardCFunction)  # mypy considers the two types incompatible
         if is_hidden or kinds & {torch.bfloat16, torch.float16}:
             return False
         found = found or (name.startswith(_AUTOCAST) and torch.float32 in kinds)

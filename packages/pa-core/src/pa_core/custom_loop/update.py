@@ -1,4 +1,4 @@
-"""One optimizer update in a custom loop: its batches, its backward passes and its steps."""
+"""An optimizer update in a custom loop: its batches, its backward passes and its steps."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from pa_core.types import BatchT
 from pa_data import move_to_device
 from pa_data.batches import is_mapping
 
-_SEVERAL = "For several updates out of one batch, write for part in run.batches(parts): ... in its body."
+_SEVERAL = "For several updates from a batch, write for part in run.batches(parts): ... in its body."
 
 _GRAPH_IS_GONE = "Trying to backward through the graph a second time"
-"""What the error of torch begins with."""
+"""The beginning of torch's error message."""
 
 
 _NO_BATCHES = Batches(())
 
 
 class Update(AnyUpdate, Generic[BatchT]):
-    """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
+    """Make an optimizer update: iterate over its batches, call ``backward`` for each of them, and then ``step``.
 
-    ``Run.updates`` yields the updates of a run. The gradient of an update is the gradient of the mean loss over all of
-    its samples, on all processes, no matter how many batches they come in.
+    ``Run.updates`` yields the updates of a run; you do not construct them. The gradient of an update is that of the
+    mean loss over all of its samples, on all processes, no matter how many batches they are divided into.
 
     Args:
         session: The run.
-        batches: The batches from this update on.
-        parts: What the run trains, by name.
-        evaluations: The evaluations of the run, within which nothing is trained.
-        is_inner: Whether the batches are the loop's own, in the body of a batch of the training loader.
+        batches: The batches of this update and of those after it.
+        parts: The trained parts of the run, by name.
+        evaluations: The evaluations of the run; training within an evaluation raises an error.
+        is_inner: Whether the script made the batches, in the body of a batch of the training loader.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
@@ -95,11 +95,11 @@ class Update(AnyUpdate, Generic[BatchT]):
         self._stepped: set[str] = set()
 
     def start_inner_updates(self) -> BatchPlace:
-        """Let updates over other batches come in the body of the present one; return the part of this one.
+        """Suspend this update so that nested updates can run, and return the place of its current batch.
 
         Raises:
-            ConfigurationError: There is no batch, or there are gradients that were not stepped with, to which the
-                gradients of other updates would be added.
+            ConfigurationError: There is no batch, or there are gradients without a step, to which the gradients of
+                other updates would be added.
         """
         if self._is_over:
             raise mistakes.update_is_over(self.number, "updates(batches)")
@@ -107,8 +107,8 @@ class Update(AnyUpdate, Generic[BatchT]):
             raise mistakes.no_batch(self.number, "updates(batches)")
         if self._with_gradients - self._stepped:
             raise ConfigurationError(
-                f"updates(batches) came between the backward pass of an update and its step, in update {self.number}. "
-                "Step first, or make the loss of the batch itself one of the updates: run.updates([*batches, batch])."
+                f"updates(batches) was called between the backward pass and the step of update {self.number}. "
+                "Step first, or add the batch itself to the nested updates: run.updates([*batches, batch])."
             )
         self._has_inner = True
         return self.place
@@ -145,21 +145,23 @@ class Update(AnyUpdate, Generic[BatchT]):
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
     ) -> None:
-        """Run the backward pass of a loss; on several processes, gradients are exchanged with the last batch alone.
+        """Compute the gradients of a loss, and add them to the gradients of the update.
 
-        With several models, it adds to the gradients of one of them and leaves the gradients of the others alone.
+        On several processes, gradients are exchanged with the last batch only. With several models, only the gradients
+        of ``model`` change.
 
         Args:
-            loss: The mean loss over the samples of the present batch.
+            loss: The mean loss over the samples of the current batch, a tensor with one element.
             model: With several optimizers, the name of the model whose gradients are computed.
-            num_items: If the loss is a mean over something else than samples, such as tokens, how many there are.
-            retain_graph: Whether another backward pass goes through the graph of this one.
+            num_items: The number of items in the batch of this process, if the loss is a mean over items other than
+                samples, for example tokens. The default, None, counts samples.
+            retain_graph: Whether to keep the graph for a further backward pass.
 
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is not a single
                 number with a graph.
-            BatchOutputError: ``num_items`` is not a whole number; some calls of a run pass it, and others do not; or
-                two passes over a batch differ in it.
+            BatchOutputError: ``num_items`` is not a whole number; only some calls of a run pass it; or two passes over
+                a batch pass different numbers.
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("backward(...)")
@@ -193,14 +195,14 @@ class Update(AnyUpdate, Generic[BatchT]):
             self._exchanged.add(part.name)
 
     def _note_loss(self, name: str, loss: Tensor, weight: int) -> None:
-        """Add a loss to what is reported of the batch."""
+        """Add a loss to the reported loss of the batch."""
         reported = loss.detach().reshape(())
         if name in self._losses:
             before, weight_before = self._losses[name]
             if weight_before != weight:
                 raise BatchOutputError(
-                    f"The losses of one batch are means over different numbers of items: num_items={weight_before} in "
-                    f"its first backward pass, and num_items={weight} in a later one. Divide each loss by the same "
+                    f"The losses of a batch are means over different numbers of items: num_items={weight_before} in "
+                    f"its first backward pass, and num_items={weight} in a later pass. Divide each loss by the same "
                     "number of items, and pass that number."
                 )
             reported = before + reported
@@ -209,28 +211,28 @@ class Update(AnyUpdate, Generic[BatchT]):
     def _require_unstepped(self, part: RunPart) -> None:
         if part.name in self._stepped:
             raise ConfigurationError(
-                f"backward(...) for {part.name!r} came after the step of its optimizer in the same update. Step "
+                f"backward(...) for {part.name!r} was called after the step of its optimizer in the same update. Step "
                 f"after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}"
             )
         if part.exchange.is_exact:
             raise ConfigurationError(
-                f"backward(...) for {part.name!r} came after a step in the same update of a reproducible run, where "
-                "other processes may have computed micro-batches with the weights from before it. Step after all "
+                f"backward(...) for {part.name!r} was called after a step in an update of a reproducible run, and "
+                "other processes may have computed micro-batches with the weights before that step. Step after all "
                 "backward passes of the update."
             )
 
     def step(self, name: str | None = None) -> bool:
-        """Update the weights: the processes agree, gradients are clipped, optimizer and scheduler step, gradients go.
+        """Update the weights: clip the gradients, step optimizer and scheduler, and clear the gradients.
 
         Args:
-            name: With several optimizers, the name of the one to step.
+            name: With several optimizers, the name of the optimizer to step.
 
         Returns:
-            Whether the update was made; False where gradients overflowed in fp16.
+            Whether the update was made; False if gradients overflowed in fp16.
 
         Raises:
-            ConfigurationError: Batches of the update are left, the last one had no backward pass, the optimizer is
-                unknown, it has been stepped, or its parameters have no gradients.
+            ConfigurationError: Batches of the update are left, the last batch had no backward pass, the optimizer is
+                unknown, it was stepped already, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made.
         """
         if self._evaluations.is_in_batch:
@@ -246,7 +248,7 @@ class Update(AnyUpdate, Generic[BatchT]):
             )
         if part.name in self._stepped:
             raise ConfigurationError(
-                f"The optimizer {part.name!r} was stepped twice in one update. Remove one of the two calls. {_SEVERAL}"
+                f"The optimizer {part.name!r} was stepped twice in an update. Remove the second call. {_SEVERAL}"
             )
         if part.name not in self._with_gradients:
             raise ConfigurationError(
@@ -288,8 +290,8 @@ class Update(AnyUpdate, Generic[BatchT]):
         """End the update; the run calls this before the next one.
 
         Raises:
-            ConfigurationError: It was not stepped, or there are gradients that were not stepped with: no training state
-                would have them.
+            ConfigurationError: The update was not stepped, or it has gradients without a step, which no training state
+                would contain.
         """
         if self._is_in_batch:
             self._finish_batch()
@@ -299,7 +301,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         left = [name for name in self._parts if name in self._with_gradients - self._stepped]
         if left and self._stepped:
             raise ConfigurationError(
-                "An update was left with gradients that no step has used.",
+                "An update was left with gradients that no step used.",
                 given=f"update {self.number} with a backward pass of {left[0]!r}, and no step of it",
                 do=f"Call update.step({left[0]!r}) too, or leave its backward pass out of updates without its step.",
             )
@@ -316,7 +318,7 @@ class Update(AnyUpdate, Generic[BatchT]):
             self._finish(is_made=True)
 
     def close(self) -> None:
-        """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
+        """Release the batches, because a script may keep the update, which would keep a batch on the device."""
         if self._are_several:
             self._log_losses()
         self._is_over = True
@@ -324,7 +326,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         self._session.gathered_empty.clear()
 
     def _finish_batch(self) -> None:
-        """Count a batch whose backward passes are over, and tell callbacks of its loss."""
+        """Count a batch after its backward passes, and report its loss to callbacks."""
         self._is_in_batch = False
         place, session = self.place, self._session
         batch, self._batch = self._batch, None
@@ -351,7 +353,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         self._session.call(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=place.step)
 
     def _log_losses(self, *names: str) -> None:
-        """Log the losses of several models, to which passes after the step of another one may have added."""
+        """Log the losses of several models, after passes that may have followed the step of another model."""
         means = self._session.means
         if not means.is_in_step or self.is_empty:
             return
@@ -370,21 +372,21 @@ class Update(AnyUpdate, Generic[BatchT]):
 def batches_of_loop(
     batches: Iterable[Any], around: BatchPlace, *, device: torch.device, accumulation_steps: int, samples: int | None
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Iterate over batches with the part of each in its update, as often on each process as on the one with the most.
+    """Iterate over batches and the place of each in its update, equally often on all processes.
 
-    A process that has no batch left repeats one of its batches, or one of another process, with weight 0. Where all
-    processes know the number of their batches, they tell each other once; otherwise before each update.
+    A process that has no batch left repeats a batch, its own or that of another process, with the weight 0. If all
+    processes know the number of their batches, they exchange it once; otherwise before each update.
 
     Args:
         batches: The batches of this process. The batches of an update are fetched together.
-        around: The part of the batch of the training loader in whose body they are trained on; what a process makes of
-            one that weighs nothing weighs nothing, too.
-        device: Where they are moved.
+        around: The place of the batch of the training loader in whose body they are trained on; all batches of a
+            process in a padding batch are padding, too.
+        device: The device that they are moved to.
         accumulation_steps: The number of batches of each process in an update.
-        samples: The number of samples of each batch; None where the first dimension tells.
+        samples: The number of samples of each batch; None for the size of the first dimension.
 
     Raises:
-        ConfigurationError: This is one batch, or a dataset; or ``samples`` is not a number of them.
+        ConfigurationError: ``batches`` is a single batch or a dataset; or ``samples`` is not a positive number.
 
     Example:
         >>> around = BatchPlace(step=1, weight=1.0, ends_group=True)
@@ -412,7 +414,7 @@ def batches_of_loop(
         if most == 0:
             return
         stand_in = group[-1] if group else None
-        if 0 in of_each:  # pickled on the CPU, as the devices of the processes are not the same
+        if 0 in of_each:  # pickled on the CPU, because the processes have different devices
             of_others = gather_objects([move_to_device(batch, "cpu") for batch in group[:1]])
             stand_in = (
                 stand_in if group else move_to_device(next(batches[0] for batches in of_others if batches), device)
