@@ -16,7 +16,7 @@ def find_accelerate_state(path: Path) -> Path | None:
     """Return a directory that ``Accelerator.save_state`` wrote: the path itself, or the newest in it, or None.
 
     Args:
-        path: A directory, or anything else, where nothing is found.
+        path: A directory; for other paths the result is None.
     """
     if not path.is_dir() or CheckpointInfo.at(path) is not None:
         return None

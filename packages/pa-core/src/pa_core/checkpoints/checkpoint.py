@@ -199,10 +199,10 @@ def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = Fa
 
 
 def _read_mapped(path: Path) -> object:
-    """Torch opens a file that it maps itself; what was checked may have been replaced in the meantime."""
+    """Read a file that torch maps into memory; another process may have replaced it since it was checked."""
     while True:
         with path.open("rb") as file:
-            # Files from before torch wrote archives cannot be mapped.
+            # Files in the old format of torch cannot be mapped.
             content = _load(file, path, torch.device("cpu"), mapped=zipfile.is_zipfile(file))
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return content
@@ -218,15 +218,15 @@ def _load(file: BinaryIO, path: Path, device: torch.device, *, mapped: bool = Fa
     except pickle.UnpicklingError as error:
         # Most of torch's message is about the options of torch.load.
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"something made by {refused.group(1)}" if refused else "something that torch.load does not know"
+        what = f"an object of {refused.group(1)}" if refused else "an object that torch.load does not know"
         raise CheckpointError(
-            "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
+            "The checkpoint holds more than tensors and plain values, or is not a checkpoint; no code in it was run.",
             given=f"{path}, with {what}",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
         ) from error
     except (MemoryError, OSError, RecursionError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
+    except Exception as error:  # a damaged pickle can raise any error
         raise _damaged(path, f"torch says: {error!r}") from error
 
 
@@ -254,7 +254,7 @@ def _is_checkpoint(content: object) -> TypeIs[dict[str, Any]]:
 
 
 def apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
-    """Return the model, whose states are the entries of the file, and the modules besides it."""
+    """Return the model, whose states are the entries of the file, and the further modules."""
     modules = dict(trained)
     return modules.pop(next(iter(modules))), modules
 
@@ -267,20 +267,21 @@ def save_safetensors(
     *,
     trainable_only: bool = False,
 ) -> None:
-    """Write the weights of a model as safetensors, one file or, with an index, several; the first process writes.
+    """Write the weights of a model as safetensors, to a file or, with an index, to several files.
 
-    The files are made in a folder next to the target and moved into it when all are whole. A weight that is tied to
-    another is stored once, under the first of its names. Every process may call this, and must for a sharded model.
+    The first process writes the files to a folder next to the target, and moves them when all are complete. A weight
+    that is tied to another weight is stored once, under the first of its names. Every process may call this, and must
+    for a sharded model.
 
     Args:
         accelerator: The accelerator of the run.
         model: The model without wrappers.
-        directory: The folder of the files, made if it is missing.
-        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
-        trainable_only: Whether parameters that are frozen are left out.
+        directory: The folder of the files, created if it is missing.
+        max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``.
+        trainable_only: Whether frozen parameters are left out.
 
     Raises:
-        ConfigurationError: The target is a file, or nothing of the model is trainable.
+        ConfigurationError: The target is a file, or the model has no trainable parameters.
     """
     export = WeightExport(model, max_shard_size, trainable_only=trainable_only)
     with gathering(export.tensors()) as whole:
@@ -291,11 +292,11 @@ def save_safetensors(
 
 @contextmanager
 def _replacing_weights(target: Path) -> Generator[Path]:
-    """Give a folder whose files replace the weights in the target when the context is left without an error."""
+    """Yield a folder whose files replace the weights in the target when the context ends without an error."""
     if target.exists() and not target.is_dir():
         raise ConfigurationError(
-            f"save_directory={str(target)!r} is a file. Pass the folder, such as {str(target.parent)!r}, or call "
-            "save_checkpoint() to write one file."
+            f"save_directory={str(target)!r} is a file. Pass a folder, for example {str(target.parent)!r}, or call "
+            "save_checkpoint() to write a single file."
         )
     target.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))

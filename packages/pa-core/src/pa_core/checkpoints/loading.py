@@ -1,4 +1,4 @@
-"""Loads what a checkpoint file holds, all of it or nothing."""
+"""Loading the content of a checkpoint file, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def load_checkpoint_into(
     makes_optimizer: bool,
     source: str | Path,
 ) -> None:
-    """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
+    """Load the content of a checkpoint, all of it or, if a part does not fit, nothing.
 
-    Everything is compared with what is to take it over before the first of them changes. What only loading tells is
-    undone, for which the host holds the weights of the model again.
+    All states are compared with their objects before the first object changes. If an error shows only while loading,
+    the changes are undone, for which the host keeps a copy of the model's weights.
 
     Args:
-        content: What ``read_checkpoint`` returned.
-        trained: What gets the states, by name; first the model itself. An optimizer or a scheduler gets what the file
-            has of it, if anything. Further modules in the file are left out.
+        content: The content, from ``read_checkpoint``.
+        trained: The modules that get the states, by name; the model itself is the first. An optimizer or a scheduler
+            gets its state from the file, if there is any. Further modules in the file are ignored.
         needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
-        makes_optimizer: Whether a function makes this optimizer when the first training run begins.
+        makes_optimizer: Whether a function creates this optimizer when the first training run begins.
         source: The file, for messages.
 
     Raises:
-        CheckpointError: The checkpoint belongs to other models or optimizers, or something in it is of another kind.
+        CheckpointError: The checkpoint belongs to other models or optimizers, or an entry has the wrong type.
     """
     own, modules = apart(trained)
     if LOSS_FUNC in modules and LOSS_FUNC not in _modules_in(content):
         loss_func = modules.pop(LOSS_FUNC).model
         warn_user(
-            f"{source} has no weights of the loss function {type(loss_func).__name__}: an earlier version has saved "
-            "it, or a run with another loss function. They stay as they are."
+            f"{source} has no weights of the loss function {type(loss_func).__name__}: an earlier version saved "
+            "it, or a run with another loss function. They stay unchanged."
         )
     saved = _states_by_name(content, modules, source)
     parts = [(own, content), *((module, saved[name]) for name, module in modules.items())]
@@ -67,7 +67,7 @@ def load_checkpoint_into(
         given = f"{source} with {OPTIMIZER}"
         if makes_optimizer:
             raise _refusal(
-                "The checkpoint has the state of an optimizer that create_optimizer_fn is still to make",
+                "The checkpoint has the state of an optimizer that create_optimizer_fn has not created yet",
                 given,
                 "Load it in on_training_run_start() of a callback; with a Run, in its block.",
             )
@@ -83,7 +83,7 @@ def load_checkpoint_into(
 
 
 def has_weights_of(loss_func: object, content: Mapping[str, Any]) -> TypeIs[nn.Module]:
-    """Return whether a checkpoint has what fits a loss function, such as a running centre.
+    """Return whether a checkpoint has the weights of a loss function, for example a running centre.
 
     Args:
         loss_func: The loss function of a trainer.
@@ -125,7 +125,7 @@ def _require_state(state: object, name: str, source: str | Path) -> None:
 
 
 def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
-    """Raise an error for anything that does not fit, as far as the objects and the states tell."""
+    """Raise an error for a state that does not fit, as far as can be told without loading it."""
     for name in (MODEL, OPTIMIZER, SCHEDULER):
         _require_state(states.get(name, {}), name, source)
     _check_weights(part.model, states[MODEL], source, is_partial=is_partial)
@@ -133,7 +133,7 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_p
     if optimizer is not None and OPTIMIZER in states:
         found = incompatibility(optimizer, states[OPTIMIZER])
         if part.is_sharded and has_own_form(optimizer):
-            found = "which part of such a state belongs to which process, the optimizer alone knows"
+            found = "only the optimizer knows which process each part of such a state belongs to"
         if found is not None:
             raise _explain(optimizer, OPTIMIZER, source)(found)
     if scheduler is not None and SCHEDULER in states:

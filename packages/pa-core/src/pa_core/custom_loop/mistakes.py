@@ -31,9 +31,7 @@ def unusable_loss(loss: object) -> ConfigurationError:
     else:
         given = "a tensor that depends on no trainable parameter"
         do = "Compute it outside of torch.no_grad(), from outputs of the model that were not detached."
-    return ConfigurationError(
-        "No gradients can be computed: a loss is a tensor with one element.", given=given, do=do
-    )
+    return ConfigurationError("No gradients can be computed: a loss is a tensor with one element.", given=given, do=do)
 
 
 def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:

@@ -1,7 +1,8 @@
-"""Predictions: each sample of a dataset once, in its order, on any number of processes.
+"""Writing predictions: each sample of a dataset once, in its order, on any number of processes.
 
-A `ResumableWriter` writes them to Parquet, CSV and JSON lines, or to a function, in pieces that survive a kill.
-``Trainer.predict(dataset, write=...)`` makes one. Parquet files need pyarrow: ``pip install pa-core[predict]``.
+A `ResumableWriter` writes them to Parquet, CSV or JSON lines files, or passes them to a function, in pieces that
+survive a kill. ``Trainer.predict(dataset, write=...)`` creates it. Parquet files need pyarrow: ``pip install
+pa-core[predict]``.
 """
 
 from __future__ import annotations

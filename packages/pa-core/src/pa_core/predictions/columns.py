@@ -25,12 +25,12 @@ def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
     """Return the columns of the predictions for a batch.
 
     Args:
-        predictions: What ``predict_batch`` returned: a mapping, a dataclass or a named tuple, each item of which is a
-            column; a plain tuple of columns, which are called ``prediction_0`` and so on; or one column.
+        predictions: The result of ``predict_batch``: a mapping, a dataclass or a named tuple, in which each item is a
+            column; a plain tuple of columns, which get the names ``prediction_0`` and so on; or a single column.
         num_samples: The number of samples in the batch.
 
     Raises:
-        BatchOutputError: Something in it does not have a value for each sample.
+        BatchOutputError: An item does not have a value for each sample.
 
     Example:
         >>> columns_of({"label": torch.tensor([3, 1]), "name": ["cat", "dog"]}, 2)
@@ -61,17 +61,17 @@ def _column(name: str, value: Any, num_samples: int, predictions: object) -> Col
     if not is_column or len(column) != num_samples:
         raise BatchOutputError(
             "The predictions for a batch cannot be written as columns with a value for each sample.",
-            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is not a column",
-            do="Override predict_batch(self, batch), and return what is to be written: tensors whose first dimension "
+            given=f"{describe_batch(predictions)} for {num_samples} samples; {name!r} is not a column",
+            do="Override predict_batch(self, batch), and return the values to write: tensors whose first dimension "
             "is the samples, lists with an item for each, or a mapping of them.",
         )
     if isinstance(column, Tensor) and column.is_floating_point() and column.dtype.itemsize < torch.float32.itemsize:
-        return column.float()  # the same values in a type that files know
+        return column.float()  # the same values in a type that files support
     return cast("Column", column)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as Python's own: of tensors and arrays the numbers, of containers those inside."""
+    """Convert a value to plain Python, including tensors, arrays and items of containers."""
     if is_array(value):
         return value.tolist()
     if is_mapping(value):
@@ -80,7 +80,7 @@ def plain(value: Any) -> Any:
 
 
 def require_names_once(names: Sequence[str]) -> None:
-    """Raise an error for columns of one name, of which a file would have the last one alone.
+    """Raise an error if columns share a name, because the file would contain only the last of them.
 
     Args:
         names: The names of the columns.
@@ -92,23 +92,23 @@ def require_names_once(names: Sequence[str]) -> None:
         raise BatchOutputError(
             "Two columns of the predictions have the same name.",
             given=f"columns {', '.join(names)}; {', '.join(twice)} more than once",
-            do="Return them from predict_batch under other names.",
+            do="Return them from predict_batch under different names.",
         )
 
 
 def require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
-    """Raise an error for batches of a table that have other columns.
+    """Raise an error if batches of a table have different columns.
 
     Args:
         names: The columns of some batches.
         others: The columns of other batches.
 
     Raises:
-        BatchOutputError: They are not the same.
+        BatchOutputError: The columns differ.
     """
     if list(names) != list(others):
         raise BatchOutputError(
-            "The predictions for two batches have other columns.",
+            "The predictions for two batches have different columns.",
             given=f"{', '.join(names)}; and {', '.join(others)}",
             do="Return the same names from predict_batch each time, or write to a .jsonl file.",
         )
@@ -118,7 +118,7 @@ class Ids:
     """A value for each sample, by its position.
 
     Args:
-        values: One for each sample.
+        values: A value for each sample.
         num_samples: The number of samples.
 
     Raises:
@@ -141,18 +141,18 @@ class Ids:
             )
 
     def digest(self) -> str:
-        """Return what differs for other ids."""
+        """Return a digest of the ids."""
         digest = hashlib.sha256()
         for value in plain(self._values):
             digest.update(repr(value).encode(errors="surrogatepass") + b"\0")
         return digest.hexdigest()
 
     def beside(self, columns: Mapping[str, Column], positions: range) -> dict[str, Column]:
-        """Return the columns of a batch, the ids of its samples before them.
+        """Return the columns of a batch, after the column of the ids of its samples.
 
         Args:
             columns: Columns by name.
-            positions: Where the samples are in the dataset.
+            positions: The positions of the samples in the dataset.
 
         Raises:
             BatchOutputError: A column has the name of the ids.

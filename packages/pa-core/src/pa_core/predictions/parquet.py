@@ -19,10 +19,10 @@ _ROWS_OF_GROUP = 65_536
 
 
 def require_pyarrow() -> None:
-    """Raise an error if the package that knows the format is missing.
+    """Raise an error if pyarrow is missing.
 
     Raises:
-        UnsupportedConfigurationError: It is not installed.
+        UnsupportedConfigurationError: The package is not installed.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise UnsupportedConfigurationError(
@@ -39,7 +39,7 @@ def write_table(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
         file: Open for writing.
 
     Raises:
-        BatchOutputError: The batches do not fit into one table.
+        BatchOutputError: The batches do not fit into the same table.
     """
     arrow, parquet = _modules()
     tables: list[Any] = []
@@ -52,14 +52,14 @@ def write_table(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
 
 
 def join_tables(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
-    """Join tables, in groups of 65,536 rows, because a piece may be as small as a batch.
+    """Join tables, in groups of 65,536 rows, because pieces may be as small as a batch.
 
     Args:
         pieces: Open each table for reading.
         file: Open for writing.
 
     Raises:
-        BatchOutputError: They do not fit into one table.
+        BatchOutputError: The tables have different columns or types.
     """
     arrow, parquet = _modules()
     schemas: list[Any] = []
@@ -97,18 +97,18 @@ def _one_type_a_column() -> Generator[None]:
     arrow, _ = _modules()
     try:
         yield
-    # Of Python's own errors, those are of whole numbers beyond 64 bits and of text that is not valid Unicode.
+    # Python's own errors here are about whole numbers beyond 64 bits and about invalid Unicode.
     except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise BatchOutputError(
-            "A column of the predictions has values that do not go into a column of one type.",
+            "A column of the predictions has values of different types, or values that no type can hold.",
             given=str(error).splitlines()[0],
-            do="Return values of one type from predict_batch, such as strings for large whole numbers; or write to a "
-            ".jsonl file, which takes values of any type.",
+            do="Return values of the same type from predict_batch, e.g. strings for large whole numbers; or write to a "
+            ".jsonl file, which holds values of any type.",
         ) from error
 
 
 def _modules() -> tuple[Any, Any]:
-    """The package and its module for files, which have no types and take their time to be imported."""
+    """Return the package and its module for files, which have no types and are slow to import."""
     import pyarrow
     from pyarrow import parquet
 

@@ -19,14 +19,14 @@ _PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})\.\w+\.[0-9a-f]{64}")
 
 
 class PieceFolder:
-    """Keeps pieces, each of them whole or not there, and what they are predictions of.
+    """Keeps pieces, each of them complete or missing, and a record of the predictions that they belong to.
 
-    The name of a piece ends with the digest of its content, its samples and what they are predictions of: a piece that
-    was damaged or exchanged, even for one of other predictions, is found when it is read.
+    The name of a piece ends with the digest of its content, of its samples and of this record: a piece that was
+    damaged, or copied from other predictions, is found when it is read.
 
     Args:
-        path: The folder, which all processes share; made if it is missing.
-        suffix: What the names of its files end in.
+        path: The folder, which all processes share; created if it is missing.
+        suffix: The suffix of the file names.
     """
 
     def __init__(self, path: Path, suffix: str) -> None:
@@ -36,15 +36,16 @@ class PieceFolder:
         self._lock: FolderLock | None = None
 
     def open(self, identity: Mapping[str, str], say: Callable[[str], None], *, remove_others: bool) -> None:
-        """Begin to read and write; the first process before all others, and `close` at the end.
+        """Begin to read and write, on the first process before all others; call `close` at the end.
 
         Args:
-            identity: What decides the predictions, by name.
-            say: Told why it takes time, where it does.
-            remove_others: Whether pieces that are predictions of something else are removed.
+            identity: The values that decide the predictions, by name.
+            say: A function that prints the reason if this takes time.
+            remove_others: Whether pieces of other predictions are removed.
 
         Raises:
-            CheckpointError: There are such pieces, and they must not be removed; or the folder holds other files.
+            CheckpointError: There are pieces of other predictions, and they must not be removed; or the folder holds
+                other files.
             FolderInUseError: Another run is writing to the folder.
             ConfigurationError: The processes do not share the folder.
         """
@@ -73,16 +74,16 @@ class PieceFolder:
             self._remove_pieces()
         elif foreign := [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]:
             raise CheckpointError(
-                f"{self.path} holds something else than pieces of predictions, such as {foreign[0]}. Move it out of "
+                f"{self.path} holds files that are not pieces of predictions, for example {foreign[0]}. Move it out of "
                 "the way, or pass another folder as pieces."
             )
         atomic_write(path, lambda file: file.write(self._identity))
 
     def found(self) -> dict[range, Path]:
-        """Return where the file of each piece is, by its samples; what is in it is not looked at.
+        """Return the path of each piece, by its samples, without reading it.
 
         Raises:
-            CheckpointError: Something other than a file has the name of a piece.
+            CheckpointError: A path with the name of a piece is not a file.
         """
         names = ((path, _PIECE.fullmatch(path.name)) for path in self.path.iterdir())
         found = {path: range(int(name[1]), int(name[2])) for path, name in names if name}
@@ -92,7 +93,7 @@ class PieceFolder:
         return {piece: path for path, piece in found.items()}
 
     def write(self, piece: range, writer: Callable[[BinaryIO], object]) -> None:
-        """Write a piece, which is there once it is whole and has reached the disk.
+        """Write a piece atomically.
 
         Args:
             piece: Its samples.
@@ -106,14 +107,14 @@ class PieceFolder:
         unfinished.replace(self.path / f"{name}.{digest}")
 
     def read(self, piece: range, path: Path | None) -> BinaryIO:
-        """Open a piece, all of which was compared with its digest.
+        """Open a piece after comparing it with its digest.
 
         Args:
             piece: Its samples.
             path: Its file, None if there is none.
 
         Raises:
-            CheckpointError: It is not as it was written.
+            CheckpointError: The piece is damaged or missing.
         """
         name = self._name(piece)
         if path is not None:
@@ -132,15 +133,15 @@ class PieceFolder:
         return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest()
 
     def remove(self) -> None:
-        """Remove the pieces, and the folder unless something else is in it."""
+        """Remove the pieces, and the folder unless it contains other files."""
         self._remove_pieces()
         (self.path / _IDENTITY).unlink()
         self.close()
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder contains other files
             self.path.rmdir()
 
     def _remove_pieces(self) -> None:
-        """Remove all pieces, and what kills have left of some."""
+        """Remove all pieces, and the remains of pieces that were killed."""
         for path in [*self.found().values(), *self.path.glob(".*.tmp")]:
             path.unlink()
 
@@ -153,20 +154,20 @@ class PieceFolder:
 
 def _not_as_written(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path}, a piece of the predictions, is not as it was written. Remove it, and call predict() as before: its "
+        f"{path}, a piece of the predictions, is damaged. Remove it, and call predict() as before: its "
         "samples are predicted again."
     )
 
 
 def _read_identity(path: Path) -> dict[str, object]:
-    """What the pieces of a folder are predictions of."""
+    """Read the record of the predictions that the pieces of a folder belong to."""
     try:
         identity: Any = json.loads(path.read_bytes() if path.is_file() else b"")
     except (ValueError, RecursionError):
         identity = None
     if not isinstance(identity, dict):
         raise CheckpointError(
-            f"{path} should say what the pieces are predictions of, and is damaged or something else. Remove its "
+            f"{path}, the record of the predictions that the pieces belong to, is damaged. Remove its "
             "folder, if the pieces in it are not needed, and call predict() as before."
         )
     return cast("dict[str, object]", identity)

@@ -1,4 +1,4 @@
-"""One run that predicts: it yields the predictions on the first process, or has each write its own."""
+"""A prediction run: it yields the predictions on the first process, or lets each process write its own."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from pa_data.orders import EpochOrder, Order
 from pa_data.rng import restored_rng_states, seed_rng
 from pa_distributed import RankMessages, rank_local, require_same, run_while_others_wait
 
-_BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
+_BATCHES = -3  # extends the seed for draws in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
-"""Arguments of a loader that would change which samples come, and in which order."""
+"""Arguments of a loader that would change the samples or their order."""
 
 
 class ChosenBatches(Order, EpochOrder):
-    """Some batches of a dataset, one after the other: an order, and each epoch of it.
+    """Selects some batches of a dataset: an order, and each epoch of it.
 
     Args:
-        numbers: The numbers of the batches, at least one. Only the last one may be shorter than the others.
-        size: The number of samples of each batch but perhaps the last one of the dataset.
+        numbers: The numbers of the batches, at least one. Only the last batch may be shorter than the others.
+        size: The number of samples of each batch, except for the last batch of the dataset.
         num_samples: The number of samples of the dataset.
 
     Example:
@@ -75,11 +75,11 @@ class PredictionRun:
         trainer: The trainer, whose events are called.
         predict_batch: Called with a batch, returns the predictions for it.
         dataset: The samples.
-        batch_size: The number of samples of each batch but perhaps the last one.
+        batch_size: The number of samples of each batch, except for the last.
         dataloader_kwargs: The arguments for the loader.
-        collate_fn: Makes a batch of a list of samples.
-        seed: What is drawn in the dataset and in ``predict_batch`` follows from it.
-        loaders: Says with which arguments loaders are made by default.
+        collate_fn: A function that makes a batch of a list of samples.
+        seed: The seed of the draws in the dataset and in ``predict_batch``.
+        loaders: The loaders of the trainer, which have the default arguments.
         models: Returns the modules whose weights decide the predictions, by name.
         running: Returns the context of the run, in which the model is ready.
 
@@ -100,18 +100,18 @@ class PredictionRun:
     running: Callable[[PredictionRun], AbstractContextManager[None]]
 
     def __post_init__(self) -> None:
-        """Raise an error for anything that cannot be predicted sample by sample."""
+        """Raise an error if the data cannot be predicted sample by sample."""
         if is_dataloader(self.dataset):
             raise ConfigurationError(
                 f"Predictions come in the order of a dataset, and a {type(self.dataset).__name__} has its own order. "
-                "Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs."
+                "Pass its dataset, and its other arguments as collate_fn and dataloader_kwargs."
             )
         DataArgument(self.dataset, "dataset", None, is_made_by_method=False)
         count_samples(self.dataset)
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
                 raise ConfigurationError(
-                    f"Predictions come in the order of the dataset, one for each sample. Leave {name}="
+                    f"Predictions come in the order of the dataset, with each sample once. Leave {name}="
                     f"{self.dataloader_kwargs[name]!r} out of dataloader_kwargs; predict a torch.utils.data.Subset for "
                     "other samples or another order."
                 )
@@ -119,14 +119,14 @@ class PredictionRun:
         check_count("batch_size", self.batch_size)
 
     def describe(self) -> dict[str, object]:
-        """Return which samples are predicted and how, by name."""
+        """Return the settings that decide the predictions, by name."""
         return {"number of samples": count_samples(self.dataset), "batch_size": self.batch_size, "seed": self.seed}
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield the predictions for each batch on the first process; the others take part in each step."""
+        """Yield the predictions for each batch on the first process; the other processes take part in each step."""
         num_batches = -(-count_samples(self.dataset) // self.batch_size)
         starts = range(0, num_batches, num_processes())
-        # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
+        # In the last step, a process without a batch repeats the last batch; the repeated predictions are dropped.
         predicted = self._predicted([min(start + rank(), num_batches - 1) for start in starts])
         with self.running(self):
             require_same(self._identity)
@@ -145,14 +145,14 @@ class PredictionRun:
             self._call_event(TrainerCallback.on_prediction_run_end)
 
     def _first_stops(self, stops: bool) -> bool:
-        """Whether the first process stops, which alone may say so; every process must call this."""
+        """Whether the first process stops; every process must call this."""
         return bool(sum_over_processes(torch.tensor(int(stops), device=self.trainer.device)).item())
 
     def write(self, writer: ResumableWriter) -> None:
-        """Predict and write the pieces that are not there yet, each process some of them.
+        """Predict and write the missing pieces, which the processes share.
 
         Args:
-            writer: What writes them.
+            writer: The writer of the pieces.
         """
         with self.running(self), closing(writer):
             identity = self._identity()
@@ -163,7 +163,7 @@ class PredictionRun:
             with _coming_together():
                 pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
                 numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
-                # The others of a sharded model need this process in each forward pass: it repeats the first batch.
+                # The other processes of a sharded model need this one in each forward pass: it repeats a batch.
                 more = max(gather_objects(len(numbers))) - len(numbers) if self.trainer.is_sharded else 0
                 self._call_event(TrainerCallback.on_prediction_run_start, num_batches=more + len(numbers))
                 predicted = self._predicted([0] * more + numbers)
@@ -202,7 +202,7 @@ class PredictionRun:
         return iter(KeyedDataLoader(self.dataset, seed=self.seed, order=order, device=self.trainer.device, **kwargs))
 
     def _identity(self) -> dict[str, str]:
-        """What decides the predictions: pieces of others are not mixed with theirs."""
+        """Return the values that decide the predictions, so that pieces of other predictions are not mixed in."""
         return {
             "weights": digest_of_weights(self.models()),
             "trainer": type(self.trainer).__qualname__,
@@ -216,10 +216,10 @@ class PredictionRun:
 
 @contextmanager
 def _coming_together() -> Generator[None]:
-    """At the end of the context, wait until all processes have come there, unless an error ends it on one of them.
+    """Wait for all processes at the end of the context, unless an error ends it on any of them.
 
     Raises:
-        OtherProcessError: Another process has failed, or is gone.
+        OtherProcessError: Another process failed or ended.
     """
     if num_processes() == 1:
         yield

@@ -18,7 +18,7 @@ from pa_data.batches import describe_batch
 _DIMENSIONS_OF_TABLE = 2
 _CHARACTERS_AT_A_TIME = 2**20
 _ENDS_OF_LINES = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
-"""What some programs take for the end of a line, and JSON may have within strings."""
+"""Characters that some programs treat as the end of a line, and that JSON allows within strings."""
 
 
 def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
@@ -29,7 +29,7 @@ def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
         file: Open for writing.
 
     Raises:
-        BatchOutputError: There is no place for the columns in a table.
+        BatchOutputError: The columns do not fit into a table.
     """
     names: list[str] | None = None
     for columns in batches:
@@ -45,7 +45,7 @@ def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
 
 
 def _line(cells: Sequence[object]) -> bytes:
-    """Return a row as a reader of any program takes it, with quotes around all that one might take for something else.
+    """Return a row that any program can read, with quotes around text that could be misread.
 
     The standard library's writer leaves out the quotes around a carriage return.
     """
@@ -69,7 +69,7 @@ def _quoted(text: str) -> str:
 
 
 def _flat_columns(columns: Mapping[str, Column]) -> Iterator[tuple[str, list[Any]]]:
-    """The columns of a table of single values: of a tensor of two dimensions, one for each number of a sample."""
+    """Yield the columns of a table of single values; a tensor of two dimensions becomes several columns."""
     for name, column in columns.items():
         if isinstance(column, Tensor) and column.dim() == _DIMENSIONS_OF_TABLE:
             yield from ((f"{name}_{number}", plain(values)) for number, values in enumerate(column.unbind(1)))
@@ -85,14 +85,14 @@ def _flat_columns(columns: Mapping[str, Column]) -> Iterator[tuple[str, list[Any
 
 
 def join_csv(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
-    """Join pieces of a table, which has one header.
+    """Join pieces of a table under a single header.
 
     Args:
-        pieces: Open each piece for reading.
+        pieces: Functions that open each piece for reading.
         file: Open for writing.
 
     Raises:
-        BatchOutputError: They do not have the same columns.
+        BatchOutputError: The pieces have different columns.
     """
     names: list[str] | None = None
     for open_piece in pieces:
@@ -107,14 +107,14 @@ def join_csv(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
 
 
 def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
-    """Write a JSON object a line; numbers that are not finite are NaN and Infinity, as Python reads them.
+    """Write a JSON object per line; NaN and infinity are written as NaN and Infinity, which Python reads.
 
     Args:
         batches: The columns of each batch.
         file: Open for writing.
 
     Raises:
-        BatchOutputError: JSON has no such values.
+        BatchOutputError: JSON cannot represent a value.
     """
     for columns in batches:
         for row in zip(*map(plain, columns.values()), strict=True):
@@ -122,7 +122,7 @@ def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
             line = json.dumps(values, ensure_ascii=False, default=_refuse).translate(_ENDS_OF_LINES)
             try:
                 file.write(line.encode() + b"\n")
-            except UnicodeEncodeError:  # a half of a surrogate pair, which JSON can have as an escape
+            except UnicodeEncodeError:  # a half of a surrogate pair, which JSON can escape
                 file.write(json.dumps(values, default=_refuse).encode() + b"\n")
 
 
@@ -135,10 +135,10 @@ def _refuse(value: object) -> Any:
 
 
 def join_lines(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
-    """Put pieces one after the other.
+    """Concatenate pieces.
 
     Args:
-        pieces: Open each piece for reading.
+        pieces: Functions that open each piece for reading.
         file: Open for writing.
     """
     for open_piece in pieces:

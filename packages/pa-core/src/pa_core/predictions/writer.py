@@ -1,4 +1,4 @@
-"""Predictions that are written piece by piece, to a file that is made of the pieces, or to a function."""
+"""A writer of predictions in pieces, to a file that is joined from them or to a function."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _FORMATS = {
     ".jsonl": (write_lines, join_lines),
     ".parquet": (write_table, join_tables),
 }
-"""What writes the columns of the batches of a piece, and what joins pieces that it opens, by the end of a name."""
+"""The functions that write the batches of a piece, and that join pieces, by the suffix of the file."""
 
 
 class ResumableWriter:
-    """Writes predictions piece by piece; pieces that were written survive a kill.
+    """Write predictions piece by piece, so that written pieces survive a kill.
 
-    ``Trainer.predict(dataset, write=...)`` makes one and calls it. A loop of yours can do so too: it opens the writer,
-    on the first process before the others, writes the missing pieces in any order and on any process, and finishes on
-    the first one when all are written.
+    ``Trainer.predict(dataset, write=...)`` creates and calls it. Use it directly if your own loop predicts: open the
+    writer, on the first process before the others, write the missing pieces in any order and on any process, and finish
+    on the first process when all pieces are written.
 
     Args:
         write: A file whose name ends in .csv, .jsonl or .parquet; or a function that is called with the predictions for
             each batch and the range of their positions.
         num_samples: The number of samples.
-        batch_size: The number of samples of each batch but perhaps the last one.
-        samples_per_piece: The most samples of a piece, rounded up to whole batches. The default is a thousandth of
-            all samples, and 65,536 at most.
+        batch_size: The number of samples of each batch, except for the last.
+        samples_per_piece: The largest number of samples of a piece, rounded up to whole batches: they are predicted
+            again after a kill. The default is a thousandth of all samples, and 65,536 at most.
         pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its name.
-            With a function, the folder holds a record of what was written; without it, nothing survives a kill.
-        other_pieces: What to do with pieces of other predictions: ``"error"`` or ``"remove"``.
+            With a function, the folder holds a record of the written pieces; without a folder, nothing survives a kill.
+        other_pieces: What to do with pieces of other predictions: ``"error"``, the default, or ``"remove"``.
         ids: A value for each sample, for a first column ``id``: a list, a tensor of one dimension, a ``range``. A
             function gets the positions instead.
 
     Attributes:
         path: The file, None for a function.
-        missing: The samples of each piece that is not there yet, in order, once the writer is open.
+        missing: The positions of the samples of each missing piece, in order, once the writer is open.
 
     Raises:
         ArgumentTypeError: ``write`` is neither a path nor a function.
-        ConfigurationError: An argument cannot work.
+        ConfigurationError: An argument has a value that cannot work.
         UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
 
     Example:
@@ -89,7 +89,7 @@ class ResumableWriter:
     ) -> None:
         if other_pieces not in ("error", "remove"):
             raise ConfigurationError(f'other_pieces must be "error" or "remove", got {other_pieces!r}.')
-        # By default as many pieces as leave no process long without work, and lose little with a kill.
+        # The default number of pieces keeps all processes busy, and loses little with a kill.
         most = min(-(-num_samples // _MOST_PIECES), _MOST_SAMPLES) if samples_per_piece is None else samples_per_piece
         for name, count in (("num_samples", num_samples), ("batch_size", batch_size), ("samples_per_piece", most)):
             if isinstance(count, bool) or not isinstance(cast("object", count), Integral) or count < 1:
@@ -98,14 +98,14 @@ class ResumableWriter:
         self._function: PredictionWriter[Any] | None = None if isinstance(write, str | Path) else write
         if self.path is None and not callable(write):
             raise ArgumentTypeError(
-                f"write={write!r} is nothing to write predictions to. Pass a path such as 'predictions.csv', or a "
+                f"write={write!r} is not a place for predictions. Pass a path, for example 'predictions.csv', or a "
                 "function of the predictions and their positions."
             )
         self._ids: Ids | None = None if ids is None else Ids(ids, num_samples)
         if ids is not None and self.path is None:
             raise ConfigurationError(
-                "ids must be left out where predictions are given to a function: it is called with the positions of "
-                "the samples, by which it finds their ids."
+                "ids must be left out if write is a function, which is called with the positions of "
+                "the samples, and can look up their ids."
             )
         self.missing: Sequence[range] = []
         self._batch_size: int = batch_size
@@ -118,22 +118,23 @@ class ResumableWriter:
         self._folder: PieceFolder | None = None if pieces is None else PieceFolder(Path(pieces), self._suffix)
 
     def batches(self, piece: range) -> list[range]:
-        """Return the positions of the samples of each batch of a piece.
+        """Return the positions of the samples of each batch of a piece, to iterate over while you write it.
 
         Args:
-            piece: The positions of its samples.
+            piece: The positions of its samples, from ``missing``.
         """
         return _parts(piece, self._batch_size)
 
     def open(self, identity: Mapping[str, str], say: Callable[[str], None] = print) -> None:
-        """Find out which pieces are there; on several processes, the first one has to call this before the others.
+        """Find the existing pieces; on several processes, the first process has to call this before the others.
 
         Args:
-            identity: What decides the predictions, by name: pieces of others are not mixed with theirs.
-            say: Told what is there already, and why it takes time, where it does.
+            identity: The values that decide the predictions, by name, for example ``{"weights": digest, "prompt":
+                prompt}``. Pieces with other values are not reused.
+            say: A function that prints how many pieces exist, and why opening takes time.
 
         Raises:
-            CheckpointError: There are pieces of other predictions, or the folder holds something else.
+            CheckpointError: There are pieces of other predictions, or the folder holds other files.
             FolderInUseError: Another run is writing them.
             ConfigurationError: The processes do not share the folder.
         """
@@ -176,11 +177,11 @@ class ResumableWriter:
         return columns if self._ids is None else self._ids.beside(columns, positions)
 
     def finish(self) -> None:
-        """Join the pieces once all are written, and remove them; the first process has to call this.
+        """Join the pieces once all are written, and remove them; call this on the first process.
 
         Raises:
-            BatchOutputError: The pieces do not go together.
-            CheckpointError: A piece is not as it was written.
+            BatchOutputError: The pieces do not fit into the same file.
+            CheckpointError: A piece is damaged or missing.
             OSError: The file cannot be written.
         """
         if self._folder is None:
@@ -189,14 +190,14 @@ class ResumableWriter:
         open_pieces = [partial(self._folder.read, piece, found.get(piece)) for piece in self._pieces]
         if self.path is None:
             for open_piece in open_pieces:
-                open_piece().close()  # it was compared with its digest
+                open_piece().close()  # opening compares it with its digest
         else:
             _, join = _FORMATS[self._suffix]
             atomic_write(self.path, partial(join, open_pieces))
         self._folder.remove()
 
     def close(self) -> None:
-        """Let others write the same, no matter whether this has finished."""
+        """Release the folder, so that other runs can write to it."""
         if self._folder is not None:
             self._folder.close()
 
@@ -204,13 +205,13 @@ class ResumableWriter:
 def _checked(path: str | Path) -> Path:
     if isinstance(path, str) and "://" in path:
         raise ConfigurationError(
-            "Predictions are written to a file of this machine, or of a disk that all machines share, not to "
+            "Predictions are written to a file on this machine, or on a disk that all machines share, not to "
             f"{path!r}. Write a local file, and send it to the store afterwards."
         )
     path = Path(path).absolute()
     if path.exists() and not path.is_file():
         raise ConfigurationError(
-            f"{path} is a {'folder' if path.is_dir() else 'device or pipe'}, where predictions are to be written. "
+            f"{path} is a {'folder' if path.is_dir() else 'device or pipe'}, not a file for the predictions. "
             "Add a file name to the path."
         )
     if path.suffix not in _FORMATS:

@@ -1,6 +1,6 @@
-"""Training a model whose parameters are split over the processes, and what callbacks need of such a model.
+"""Training a model whose parameters are split over the processes, and functions for callbacks of such a model.
 
-A callback that works on the weights of any model works on the pieces that each process has:
+A callback that changes weights works on the pieces of this process, for any model:
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Clipping the gradients of an update, including sparse ones and ones of which each process has a piece."""
+"""Clipping the gradients of an update, including sparse and sharded gradients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
 
 
 def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients together so that their norm is at most this; return what it was, the same on all processes.
+    """Scale all gradients together so that their norm is at most this, and return the norm before.
 
-    Of sharded parameters, all processes add up the squares of their pieces in one small exchange.
+    The norm is the same on all processes: with sharded parameters, they add up the squares of their pieces.
 
     Args:
         parameters: Parameters, sharded or not.
@@ -50,7 +50,7 @@ def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         norm = total.sqrt().to(parameters[0].dtype)
     else:
         norm = nn.utils.get_total_norm(pieces)
-    # As torch scales them: nothing waits to find out whether the norm is larger.
+    # Like torch, scale without reading whether the norm is larger, which would synchronise the device.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if pieces:
         foreach("mul_", pieces, factor)
@@ -66,7 +66,7 @@ def _have_sparse_gradients(parameters: list[Tensor]) -> bool:
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that are there; of sparse ones, each row once."""
+    """Return the gradients that exist; sparse gradients are coalesced."""
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
@@ -74,12 +74,12 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _pieces(gradients: Iterable[Tensor]) -> list[Tensor]:
-    """Return what is in memory of gradients: the pieces of this process, and the rows of sparse ones."""
+    """Return the gradients in memory: the pieces of this process, and the values of sparse gradients."""
     return [gradient.values() if gradient.is_sparse else local_piece(gradient) for gradient in gradients]
 
 
 def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:
-    """What this process adds to the square of the norm: of pieces that others have too, its share."""
+    """Return the share of this process in the square of the norm; pieces that others have too count in part."""
     by_copies: dict[float, list[Tensor]] = {}
     norms = foreach("norm", pieces) if pieces else ()
     for gradient, norm in zip(gradients, norms, strict=True):
@@ -92,7 +92,7 @@ def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch
 
 
 def _copies(gradient: Tensor) -> float:
-    """How many processes have the same piece of a gradient as this one."""
+    """Return how many processes have the same piece of a gradient as this process."""
     if not is_sharded(gradient):
         return num_processes()
     mesh = gradient.device_mesh

@@ -1,4 +1,4 @@
-"""The weights of models that were made on the meta device: without any memory for them."""
+"""The weights of models that were created on the meta device, without memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pa_core.errors import ConfigurationError
 
 
 class NamedTensor(NamedTuple):
-    """A parameter or buffer, and where a model has it.
+    """A parameter or buffer with its place in a model.
 
     Attributes:
         module: The module that has it as an attribute.
-        kind: The dictionary of the module that it is in.
+        kind: The dictionary of the module that contains it.
         name: The name of the attribute.
-        tensor: The tensor that was found there.
+        tensor: The tensor at this place.
     """
 
     module: nn.Module
@@ -29,7 +29,7 @@ class NamedTensor(NamedTuple):
     tensor: Tensor
 
     def put(self, tensor: Tensor) -> None:
-        """Put another tensor there."""
+        """Replace the tensor."""
         if type(self.module).__setattr__ is nn.Module.__setattr__:
             vars(self.module)[self.kind][self.name] = tensor
         else:  # recurrent layers keep a list of their weights
@@ -37,10 +37,10 @@ class NamedTensor(NamedTuple):
 
 
 def tensors_of(modules: Iterable[nn.Module]) -> list[NamedTensor]:
-    """Return the parameters and buffers that modules have themselves, one for each attribute.
+    """Return the parameters and buffers that are direct attributes of modules.
 
     Args:
-        modules: Without those within them.
+        modules: The modules; modules within them are not searched.
     """
     return [
         NamedTensor(module, kind, name, tensor)
@@ -52,16 +52,16 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[NamedTensor]:
 
 
 def has_meta_tensors(model: nn.Module) -> bool:
-    """Whether a model has no memory for some of its parameters and buffers."""
+    """Whether some parameters or buffers of a model are on the meta device."""
     return any(named.tensor.is_meta for named in tensors_of(model.modules()))
 
 
 class MetaWeights:
-    """Makes the weights of a model, a few of its modules at a time.
+    """Creates the weights of a model, a few of its modules at a time.
 
-    They are made by ``init_weights()`` of the model, which may use the weights of all of its modules: it is called for
-    each few of them, while the others stay on the meta device, where nothing is computed. A model without this method
-    is made by ``reset_parameters()`` of its modules.
+    ``init_weights()`` of the model sets them, which may use the weights of all of its modules: it is called for each
+    few of them, while the other modules stay on the meta device, where nothing is computed. A model without this method
+    needs ``reset_parameters()`` of its modules.
 
     Args:
         model: The whole model.
@@ -79,14 +79,14 @@ class MetaWeights:
         self._on_meta: dict[int, Tensor] = {}
 
     def make(self, missing: Sequence[NamedTensor], device: torch.device) -> None:
-        """Put real tensors in the place of some on the meta device, and let the model fill them.
+        """Replace tensors on the meta device with real tensors, and let the model fill them.
 
         Args:
             missing: The tensors that are on the meta device.
-            device: Where they are made.
+            device: The device of the real tensors.
 
         Raises:
-            ConfigurationError: Nothing in the model makes one of them.
+            ConfigurationError: No method of the model sets some of them.
         """
         allocate(missing, device)
         with self._others_on_meta(missing), torch.no_grad():
@@ -103,7 +103,7 @@ class MetaWeights:
                     reset: object = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
                     if callable(reset):
                         reset()
-        # What a module has assigned anew is real as well.
+        # Tensors that a module assigned are real, too.
         for named in missing:
             tensor = vars(named.module)[named.kind][named.name]
             if tensor.is_meta or _is_unmade(tensor):
@@ -111,7 +111,7 @@ class MetaWeights:
 
     @contextmanager
     def _others_on_meta(self, missing: Sequence[NamedTensor]) -> Generator[None]:
-        """Hide all other tensors of the model, so that none of them is changed."""
+        """Hide all other tensors of the model, so that they are not changed."""
         ours = {(id(named.module), named.kind, named.name) for named in missing}
         others = [
             named
@@ -145,17 +145,17 @@ class MetaWeights:
         )
         return ConfigurationError(
             f"A {kind} of a model on the meta device has no values.",
-            given=f"{f'{path}.{missing.name}'.lstrip('.')}, of which {maker} makes nothing",
+            given=f"{f'{path}.{missing.name}'.lstrip('.')}, which {maker} does not set",
             do=f"Set it in {maker}.",
         )
 
 
 def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
-    """Put real tensors in the place of those on the meta device, full of values that nobody sets.
+    """Replace tensors on the meta device with real tensors, full of values that initialisation never sets.
 
     Args:
-        missing: The tensors, some of which may be one tensor under several names.
-        device: Where the real ones are.
+        missing: The tensors; a tensor may occur under several names.
+        device: The device of the real tensors.
     """
     made: dict[int, Tensor] = {}
     for named in missing:

@@ -1,4 +1,4 @@
-"""Buffers of a block whose forward pass is computed a second time: they change once, as in a single pass."""
+"""Recomputing the forward pass of a block without changing its buffers a second time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from pa_core._torch import BUFFERS
 
 _LARGE = 1 << 13
-"""In elements: masks and tables are larger, and nothing changes them; running statistics are smaller or flat."""
+"""Number of elements: masks and tables are larger, and do not change; running statistics are smaller or flat."""
 
 
 def contexts_of_passes(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the forward pass and of its recomputation, which has copies of what buffers were.
+    """Return the contexts of the forward pass and of its recomputation, which uses copies of the earlier buffers.
 
     Args:
         block: The block, before its forward pass.
@@ -40,7 +40,7 @@ def contexts_of_passes(block: nn.Module) -> tuple[AbstractContextManager[None], 
 
 @contextmanager
 def _replaced(copies: Sequence[tuple[dict[str, Tensor | None], str, Tensor]]) -> Generator[None]:
-    """Put tensors in the place of others: these are left alone, as the backward pass may need them as they are."""
+    """Replace buffers instead of changing them, because the backward pass may need their values."""
     now = [(holder, name, holder[name]) for holder, name, _ in copies]
     for holder, name, copy in copies:
         holder[name] = copy

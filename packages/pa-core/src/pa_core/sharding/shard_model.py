@@ -1,4 +1,4 @@
-"""Splitting the parameters of a model over the processes, in place, and what a model needs for it."""
+"""Splitting the parameters of a model over the processes, in place."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def shard(
 ) -> None:
     """Split the parameters of a model over all processes, in place, with the weights of rank zero.
 
-    Every process must call this. A model that is sharded already stays as it is, and on one process nothing is split.
-    Weights on the meta device are made. No more than one block is whole on the device at a time.
+    Every process must call this. A sharded model is not changed, and on one process nothing is split. Weights on the
+    meta device are created. At most one block at a time is complete on the device.
 
     Args:
         model: The user's module.
-        settings: How it is sharded.
+        settings: The settings of sharding.
         accelerator: The accelerator of the run.
-        optimizers: Those that train the model. They get the pieces in place of the whole parameters.
+        optimizers: The optimizers of the model, which then have the pieces in place of the whole parameters.
 
     Raises:
         ConfigurationError: The settings name modules that the model does not have.
@@ -56,7 +56,7 @@ def shard(
     device = _accelerate.device_of(accelerator)
     replacing = _Replacing(module, device, optimizers)
     if on_one_process:
-        # In the order of several processes, so that the weights are the same.
+        # The same order as on several processes, so that the weights are the same.
         blocks = blocks_of(module, settings)
         for block in [*blocks, module]:
             with replacing.parameters_of(modules_of_block(block, blocks)):
@@ -65,7 +65,7 @@ def shard(
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     of_blocks, of_model = _precision(settings, accelerator)
-    # Asked anew for each block: parameters on the meta device are replaced.
+    # Computed again for each block, because parameters on the meta device are replaced.
     whole = partial(whole_parameters, module, settings, in_half_precision=of_blocks.param_dtype is not None)
     blocks = blocks_of(module, settings)
     _require_shardable(module, blocks, whole())
@@ -73,7 +73,7 @@ def shard(
         _checkpoint_activations(blocks, offloads=settings.offloads_activations)
     common: dict[str, Any] = {
         "mesh": _mesh(accelerator, settings),
-        # On a CPU, there is nowhere else to keep them.
+        # A CPU has no other memory to keep them in.
         "offload_policy": CPUOffloadPolicy() if settings.offloads_to_cpu and device.type != "cpu" else OffloadPolicy(),
     }
     for block in blocks:
@@ -81,12 +81,12 @@ def shard(
             reshard = settings.reshard_after_forward
             fully_shard(block, mp_policy=of_blocks, reshard_after_forward=reshard, ignored_params=whole(), **common)
     with replacing.parameters_of(modules_of_block(module, blocks)):
-        # Torch keeps what is left of the model whole after the forward pass: the backward pass begins with it.
+        # Torch keeps the other parameters gathered after the forward pass: the backward pass begins with them.
         fully_shard(module, mp_policy=of_model, ignored_params=whole(), **common)
 
 
 def _checkpoint_activations(blocks: Sequence[nn.Module], *, offloads: bool) -> None:
-    """Let blocks keep nothing but their inputs between the forward and the backward pass, except within one another."""
+    """Let blocks keep only their inputs between the forward and the backward pass, unless they are nested."""
     inner = {id(module) for block in blocks for module in block.modules() if module is not block}
     for block in blocks:
         if id(block) not in inner:
@@ -122,7 +122,7 @@ def _mesh(accelerator: _accelerate.AcceleratorLike, settings: ShardingSettings) 
 def _precision(
     settings: ShardingSettings, accelerator: _accelerate.AcceleratorLike
 ) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
-    """What is computed in which dtype in the blocks, and around them: there the outputs are fp32."""
+    """Return the precision of the blocks, and of the model around them, whose outputs are fp32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if settings.precision is not None:
@@ -139,7 +139,7 @@ class _Replacing:
     Args:
         model: The model that is sharded.
         device: The device of the run.
-        optimizers: Those that may hold parameters of the model; they stay the same objects.
+        optimizers: The optimizers that may hold parameters of the model; they stay the same objects.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, optimizers: Iterable[Optimizer]) -> None:
@@ -148,23 +148,23 @@ class _Replacing:
         self._optimizers = list(optimizers)
         self._meta_weights = MetaWeights(model)
         tensors = tensors_of(model.modules())
-        # What the first process has: others may have left the weights to it.
+        # The tensors that the first process has: the other processes may have none.
         is_real = torch.tensor([not named.tensor.is_meta for named in tensors], dtype=torch.uint8, device=device)
         broadcast_tensors([is_real])
         self._real = {id(named.tensor) for named, flag in zip(tensors, is_real, strict=True) if flag}
 
     @contextmanager
     def parameters_of(self, modules: Sequence[nn.Module]) -> Generator[None]:
-        """Give all processes the tensors of rank zero, and what is made of them within the context to the optimizers.
+        """Give all processes the tensors of rank zero, and pass later replacements of them to the optimizers.
 
         Args:
-            modules: Those that have the tensors themselves.
+            modules: The modules with the tensors as direct attributes.
         """
         before = tensors_of(modules)
         self._make_missing(before)
         tensors = list({id(named.tensor): named.tensor for named in tensors_of(modules)}.values())
         for tensor in tensors:
-            # As torch does: a channels-last order cannot be split.
+            # Like torch, because a channels-last order cannot be split.
             tensor.data = tensor.data.to(self._device).contiguous()
         broadcast_tensors(tensors)
         yield
@@ -172,7 +172,7 @@ class _Replacing:
         for named in before:
             after: Tensor = vars(named.module)[named.kind][named.name]
             if named.kind == PARAMETERS and after is not named.tensor:
-                vars(after).update(vars(named.tensor))  # what libraries have noted on it
+                vars(after).update(vars(named.tensor))  # attributes that libraries have set
                 replaced[named.tensor] = after
         for optimizer in self._optimizers:
             _replace_in(optimizer, replaced)
@@ -185,10 +185,10 @@ class _Replacing:
 
 
 def _replace_in(optimizer: Optimizer, replaced: Mapping[Tensor, Tensor]) -> None:
-    """Let an optimizer update the pieces of parameters, with their pieces of what was kept for them."""
+    """Let an optimizer update the pieces of parameters, with their pieces of its state."""
     for group in optimizer.param_groups:
         parameters = cast("list[Tensor]", group["params"])
-        # In the list itself: an optimizer may hold it elsewhere too.
+        # Change the list itself, because an optimizer may hold it elsewhere too.
         parameters[:] = [replaced.get(parameter, parameter) for parameter in parameters]
     state = cast("dict[Tensor, Any]", optimizer.state)
     for before, after in replaced.items():
@@ -197,19 +197,19 @@ def _replace_in(optimizer: Optimizer, replaced: Mapping[Tensor, Tensor]) -> None
 
 
 def _piece_of_state(value: Any, parameter: Tensor) -> Any:
-    """What an optimizer keeps for a parameter: split as the parameter is, or whole where it has another shape."""
+    """Return the state of a parameter: split like the parameter, or whole if it has a different shape."""
     if not isinstance(value, Tensor) or not value.dim() or not is_sharded(parameter):
         return value
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     whole = [Replicate() for _ in parameter.placements]
     placements = parameter.placements if value.shape == parameter.shape else whole
-    # Without a source each process cuts its own piece.
+    # Without a source each process takes its own piece.
     return distribute_tensor(value, parameter.device_mesh, placements, src_data_rank=None)
 
 
 def _require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: Collection[nn.Parameter]) -> None:
-    """Raise an error for a model that would fail in its first step, or lose what was set on its parameters."""
+    """Raise an error for a model that would fail in its first step, or lose hooks of its parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     kept = {id(parameter) for parameter in whole}
     for block in [*blocks, model]:
@@ -240,7 +240,7 @@ def _require_one_dtype(parameters: Iterable[nn.Parameter], names: Mapping[int, s
     by_dtype = {parameter.dtype: names[id(parameter)] for parameter in parameters if parameter.requires_grad}
     if len(by_dtype) > 1:
         raise UnsupportedConfigurationError(
-            "The trainable parameters of a block are gathered together, and have to have one dtype.",
+            "The trainable parameters of a block are gathered together, and must have the same dtype.",
             given=", ".join(f"{name} in {str(dtype).removeprefix('torch.')}" for dtype, name in by_dtype.items()),
             do='Convert the model, for example model.float(), and pass mixed_precision="bf16" to compute in bf16.',
         )

@@ -1,6 +1,6 @@
-"""The modules of a model that ``fully_shard`` was applied to: what their public methods do not tell or do.
+"""Operations on modules that ``fully_shard`` was applied to, for which torch has no public methods.
 
-Torch keeps gradients that are not exchanged yet, and the tensors that a graph is made of, where only it looks.
+Torch keeps gradients before their exchange, and the tensors of the graph, in private attributes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _compile: Any = cast("Any", torch).compile
 
 
 class ShardedModules:
-    """The modules within a model that ``fully_shard`` was applied to, none where it was not.
+    """The modules within a model that ``fully_shard`` was applied to; empty for other models.
 
     Args:
         model: A model.
@@ -40,10 +40,10 @@ class ShardedModules:
         self._frozen_groups = [group for group in self._groups() if not _is_trained(group)]
 
     def require_trainable(self, num_processes: int) -> None:
-        """Raise an error for anything that the weights of batches would be wrong for.
+        """Raise an error if gradients would be averaged with the wrong weights.
 
         Args:
-            num_processes: All of these have to have samples.
+            num_processes: The number of processes over which gradients must be averaged.
 
         Raises:
             UnsupportedConfigurationError: The gradients are not averaged over all processes.
@@ -58,22 +58,22 @@ class ShardedModules:
             factor = _torch.gradient_divide_factor(group)
             if factor not in {None, num_processes}:
                 raise UnsupportedConfigurationError(
-                    f"set_gradient_divide_factor({factor}) would change how batches are weighed. Leave the call out; "
-                    "for losses over other items than samples, tell their number with the loss."
+                    f"set_gradient_divide_factor({factor}) would change the weights of batches. Leave the call out; "
+                    "for losses over other items than samples, pass their number with the loss."
                 )
         if any(map(is_sharded, self.plain_parameters())):
             raise UnsupportedConfigurationError(
-                "Some parameters are DTensors that no fully_shard has been applied to. Apply "
+                "Some parameters are DTensors without fully_shard. Apply "
                 "torch.distributed.fsdp.fully_shard to the model after its blocks."
             )
 
     def plain_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that nobody has sharded, whose gradients ``fully_shard`` does not exchange."""
+        """Return the parameters that are not sharded, whose gradients ``fully_shard`` does not exchange."""
         sharded = {id(_torch.sharded_parameter(parameter)) for parameter in self._parameters()}
         return [parameter for parameter in self._model.parameters() if id(parameter) not in sharded]
 
     def make_replicas_alike(self) -> None:
-        """Give all processes that have the same piece of a parameter the values of the first of them."""
+        """Copy each piece of a parameter to all processes that have the same piece."""
         for piece in map(_torch.sharded_parameter, self._parameters()):
             for number, placement in enumerate(piece.placements):
                 if placement.is_replicate() and piece.device_mesh.size(number) > 1:
@@ -83,23 +83,23 @@ class ShardedModules:
 
     @property
     def computes_in_own_precision(self) -> bool:
-        """Whether ``fully_shard`` was told in which precision the model computes."""
+        """Whether ``fully_shard`` got a precision for the model."""
         return any(_torch.computed_dtype(module) is not None for module in self._modules)
 
     def exchange_gradients(self) -> None:
-        """Let all backward passes from here on exchange gradients, no matter what a script has told the modules."""
+        """Let all backward passes from now on exchange gradients, no matter how a script configured the modules."""
         for module in self._modules:
             module.set_requires_gradient_sync(True, recurse=False)
             module.set_requires_all_reduce(True, recurse=False)
 
     def allow_unused_parameters(self) -> None:
-        """Let a process exchange zeros for parameters that its backward pass has left out.
+        """Let a process exchange zeros for parameters without a gradient in its backward pass.
 
-        Otherwise processes that leave out different ones exchange what does not fit together. Not always: an optimizer
-        would see a gradient of zero where it sees none on one process.
+        Otherwise processes that leave out different parameters exchange gradients that do not match. This is not the
+        default, because an optimizer would see a gradient of zero instead of None on one process.
 
         Raises:
-            UnsupportedConfigurationError: This version of torch cannot.
+            UnsupportedConfigurationError: The version of torch is too old.
         """
         for module in self._modules:
             if not hasattr(module, "set_reduce_scatter_unused_params"):
@@ -111,7 +111,7 @@ class ShardedModules:
 
     @contextmanager
     def keeping_gradients_local(self) -> Generator[None]:
-        """Let backward passes within the context accumulate the gradients of this process, for a later exchange."""
+        """Accumulate the gradients of this process within the context, for a later exchange."""
         for module in self._modules:
             module.set_requires_gradient_sync(False, recurse=False)
         try:
@@ -121,7 +121,7 @@ class ShardedModules:
                 module.set_requires_gradient_sync(True, recurse=False)
 
     def unsharded(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """Return the tensors that stand for parameters in the graph of a forward pass; plain ones as they are.
+        """Return the tensors that represent parameters in the graph of a forward pass; plain parameters are unchanged.
 
         Args:
             parameters: Parameters of the model.
@@ -136,7 +136,7 @@ class ShardedModules:
     def follow_unfreezing(self) -> None:
         """Let blocks that were frozen in the first forward pass exchange gradients once they are trained.
 
-        In mixed precision, torch has noted only of trainable ones in which kind of numbers they are to be exchanged.
+        In mixed precision, torch records the dtype of the exchange only for trainable parameters.
         """
         for group in [*self._frozen_groups]:
             if _is_trained(group):
@@ -148,7 +148,7 @@ class ShardedModules:
         return any(map(_torch.has_local_gradient, self._parameters()))
 
     def forget_local_gradients(self) -> None:
-        """Forget gradients that were not exchanged yet."""
+        """Drop gradients that were not exchanged yet."""
         for group in self._groups():
             _torch.forget_local_gradients(group)
 
@@ -157,18 +157,18 @@ class ShardedModules:
         return {id(group): group for module in self._modules for group in _torch.sharding_groups(module)}.values()
 
     def _parameters(self) -> Iterator[Any]:
-        """What torch knows of each sharded parameter."""
+        """Iterate over torch's records of sharded parameters."""
         for group in self._groups():
             yield from _torch.parameters_of_group(group)
 
 
 def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike) -> None:
-    """Compile a sharded model in place, or its blocks, as the Accelerator is told to; what is compiled stays as it is.
+    """Compile a sharded model in place, or its blocks, as the Accelerator is configured; compiled modules are skipped.
 
-    Accelerate itself would make other modules of them, which are called without gathering their weights first.
+    Accelerate itself would create other modules, which are called without gathering their weights first.
 
     Args:
-        model: The user's module; one that is not sharded is left to accelerate.
+        model: The user's module; accelerate compiles a model that is not sharded.
         accelerator: The accelerator of the run.
     """
     settings = _accelerate.compilation(accelerator)
@@ -178,7 +178,7 @@ def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike)
     blocks = [block for block in module.modules() if is_unit(block) and block is not module]
     for block in blocks if settings.by_blocks and blocks else [module]:
         if not _torch.is_compiled_in_place(block):
-            # Not the call, of which the hooks that gather the weights are a part: they cannot be compiled.
+            # Compile forward, not the call: the hooks that gather the weights cannot be compiled.
             block.forward = _compile(block.forward, **settings.arguments)
 
 

@@ -1,4 +1,4 @@
-"""States of sharded models and their optimizers, brought together one tensor at a time."""
+"""Gathering the states of sharded models and their optimizers, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pa_core._tensors import is_sharded, whole_tensor
 
 @contextmanager
 def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
-    """Give whole tensors within the context, each made when it is requested; every process must enter it.
+    """Yield an iterator over whole tensors, each gathered when it is requested; every process must enter the context.
 
-    Those that a process does not take, because it needs none or has failed, are made when it leaves the context: the
-    others would wait for it.
+    Tensors that a process does not request, because it needs none or failed, are gathered when it leaves the context:
+    the other processes would wait for it.
 
     Args:
-        tensors: Split over processes, or plain ones; the same on each process.
+        tensors: Sharded or plain tensors; the same on each process.
     """
     whole = (whole_tensor(tensor.detach()) for tensor in tensors)
     try:
@@ -32,12 +32,12 @@ def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
 
 
 def gather_state(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    """Return a nested state with whole tensors on the host instead of sharded ones; every process must call this.
+    """Return a nested state with whole tensors on the host instead of shards; every process must call this.
 
     Args:
-        state: What a ``state_dict`` returned, with the same structure on each process.
-        keep: Whether this process has a use for the tensors. An empty one stands for each where it has none, so that
-            no more than one of them takes memory.
+        state: A state, for example of ``state_dict()``, with the same structure on each process.
+        keep: Whether this process needs the tensors. If not, empty tensors replace them, so that at most one of them
+            takes memory.
     """
     made: dict[int, Tensor] = {}
     whole: dict[str, Any] = _gathered(state, made, keep=keep)
@@ -46,8 +46,8 @@ def gather_state(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
 
 def _gathered(value: Any, made: dict[int, Tensor], *, keep: bool) -> Any:
     if isinstance(value, dict):
-        state = cast("dict[Any, Any]", value)  # type: ignore[redundant-cast]  # pyright knows less of it
-        entries = copy.copy(state)  # with what a state dict has beside its entries
+        state = cast("dict[Any, Any]", value)  # type: ignore[redundant-cast]  # pyright infers a less precise type
+        entries = copy.copy(state)  # with the attributes of a state dict
         entries.update({name: _gathered(entry, made, keep=keep) for name, entry in state.items()})
         return entries
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""How models are to be sharded: what accelerate requests, and which modules are blocks, gathered at one time."""
+"""The plan of sharding: the settings that accelerate requests, and the blocks of a model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class ShardingSettings(NamedTuple):
-    """How the models of a run are sharded.
+    """Settings of the sharding of models.
 
-    Which modules are blocks, gathered one at a time, is said by one of the first three; repeated layers are found where
-    none of them is set.
+    The first three settings choose the blocks, which are gathered separately; repeated layers are the blocks if none of
+    them is set.
 
     Attributes:
         block_classes: The names of the classes of blocks.
         min_num_params: The number of parameters from which a module is a block.
-        is_block: Says of a module whether it is a block, or follows the conventions of ``torch.distributed.fsdp.wrap``.
+        is_block: A function that returns whether a module is a block, or a policy of ``torch.distributed.fsdp.wrap``.
         reshard_after_forward: Whether the whole weights of a block are freed between its forward and backward pass.
-        precision: What is computed and averaged in which dtype; None follows the precision of the run.
-        offloads_to_cpu: Whether the pieces, their gradients and what the optimizer keeps stay in host memory.
+        precision: The dtypes of computation and averaging; None uses the precision of the run.
+        offloads_to_cpu: Whether the pieces, their gradients and the state of the optimizer stay in host memory.
         checkpoints_activations: Whether the activations inside a block are computed again in the backward pass.
-        offloads_activations: Whether the inputs of blocks that are computed again wait in host memory.
+        offloads_activations: Whether the inputs of blocks that are computed again are kept in host memory.
         ignored_modules: Modules that stay whole on each process, or a regular expression that matches their names.
         num_replicas: The number of groups of processes that each have all pieces of the model.
     """
@@ -51,11 +51,11 @@ class ShardingSettings(NamedTuple):
 
 
 def read_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> ShardingSettings | None:
-    """Return how the models of a run are to be sharded; None if nothing requests it.
+    """Return the settings of sharding; None if sharding is not requested.
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: What it was made with, from ``compatibility.create_accelerator``.
+        arguments: Its arguments, from ``compatibility.create_accelerator``.
     """
     plugin = _accelerate.sharding_plugin(accelerator, arguments)
     parallelism = _accelerate.parallelism_config(accelerator, arguments)
@@ -73,7 +73,7 @@ def _settings_of_plugin(plugin: Any, num_replicas: int) -> ShardingSettings:
 
     if plugin.param_init_fn is not None:
         warn_user(
-            "param_init_fn has no effect. Weights on the meta device are made by init_weights() of the model, or by "
+            "param_init_fn has no effect. Weights on the meta device are set by init_weights() of the model, or by "
             "reset_parameters() of its modules."
         )
     policy: Any = plugin.auto_wrap_policy
@@ -95,11 +95,11 @@ def _settings_of_plugin(plugin: Any, num_replicas: int) -> ShardingSettings:
 
 
 def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
-    """Return the blocks of a model, each after those within it; the model itself is not one of them.
+    """Return the blocks of a model, each after the blocks within it, and without the model itself.
 
     Args:
         model: A module.
-        settings: How it is sharded.
+        settings: The settings of sharding.
 
     Raises:
         ConfigurationError: The settings name a class that no module of the model has.
@@ -143,7 +143,7 @@ def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
             "The model has no blocks of this class.",
             given=f"transformer_cls_names_to_wrap with {', '.join(missing)}",
             expected=f"some of {', '.join(sorted(by_name))}, which {type(model).__name__} has",
-            do="Name the class of its repeated layers, or none, so that they are found.",
+            do="Name the class of its repeated layers, or leave it out, so that they are found.",
         )
     blocks = tuple(block_class for block_class in classes if block_class.__name__ in names)
     return [module for module in model.modules() if issubclass(_class_of(module), blocks)]
@@ -156,7 +156,7 @@ def _is_chosen(module: nn.Module, is_block: Callable[..., bool]) -> bool:
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """The outermost layers of one class in a row, as transformers and deep convolutional networks have them."""
+    """Return the outermost consecutive layers of the same class, which deep networks consist of."""
     children = list(module.children())
     is_row = isinstance(module, (nn.ModuleList, nn.Sequential))
     counts = Counter(_class_of(child) for child in children if is_row and _has_parts(child))
@@ -177,7 +177,7 @@ def _is_usable(module: nn.Module) -> bool:
 
 
 def _bottom_up(module: nn.Module, seen: set[int] | None = None) -> Iterator[nn.Module]:
-    """Iterate over a module and those within it, each once, children first."""
+    """Iterate over a module and the modules within it, each once, children first."""
     seen = set() if seen is None else seen
     seen.add(id(module))
     for child in module.children():
@@ -187,7 +187,7 @@ def _bottom_up(module: nn.Module, seen: set[int] | None = None) -> Iterator[nn.M
 
 
 def modules_of_block(block: nn.Module, blocks: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the modules whose parameters are gathered with a block: those in it, but not in blocks within it.
+    """Return the modules whose parameters are gathered with a block: the modules in it, but not in blocks within it.
 
     Args:
         block: A block, or the model.
@@ -198,7 +198,7 @@ def modules_of_block(block: nn.Module, blocks: Collection[nn.Module]) -> list[nn
 
 
 def _without_shared_parameters(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Leave out blocks that share a parameter with something outside of them; what is around them has both then."""
+    """Leave out blocks that share a parameter with other modules, so that it belongs to the block around them."""
     shared: set[int] = set()
     while True:
         kept = [block for block in blocks if id(block) not in shared]
@@ -214,7 +214,7 @@ def _without_shared_parameters(model: nn.Module, blocks: list[nn.Module]) -> lis
     if shared:
         names = [name for name, module in _named_modules(model) if id(module) in shared]
         warn_user(
-            f"{', '.join(names)} share parameters with other modules, and are therefore gathered together with what is "
+            f"{', '.join(names)} share parameters with other modules, and are gathered together with the modules "
             "around them, which takes more memory."
         )
     return kept
@@ -231,16 +231,16 @@ def _warn_of_one_block(model: nn.Module) -> None:
 
 
 def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_precision: bool) -> set[nn.Parameter]:
-    """Return the parameters that stay whole on each process: what was requested, and what cannot be split.
+    """Return the parameters that stay whole on each process, by the settings or because they cannot be split.
 
     Args:
         model: A module.
-        settings: How it is sharded.
-        in_half_precision: Whether blocks are computed in another dtype than their parameters have.
+        settings: The settings of sharding.
+        in_half_precision: Whether blocks compute in a different dtype from that of their parameters.
     """
     chosen = _ignored_modules(model, settings)
     if in_half_precision:
-        # Their statistics stay in fp32, and torch wants the weights to be alike.
+        # Their statistics stay in fp32, and torch requires the same dtype for the weights.
         chosen += [module for module in model.modules() if hasattr(module, "running_mean")]
     scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
     return {parameter for module in chosen for parameter in module.parameters()} | scalars

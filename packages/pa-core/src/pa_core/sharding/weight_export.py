@@ -1,4 +1,4 @@
-"""Writes the weights of a sharded model as safetensors; no process ever has more than one whole tensor."""
+"""Writing the weights of a sharded model as safetensors, with at most one whole tensor on a process at a time."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pa_core.errors import ConfigurationError
 
 
 class WeightExport:
-    """The weights of a sharded model on their way into files.
+    """Writes the weights of a sharded model to files.
 
-    Every process must make one and enter ``gathering(export.tensors())``; one of them writes. The files are the same as
-    for the model without sharding.
+    Every process must create an export and enter ``gathering(export.tensors())``; one process writes. The files are the
+    same as for the model without sharding.
 
     Args:
         model: The model without wrappers.
-        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
-        trainable_only: Whether parameters that are frozen are left out.
+        max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``.
+        trainable_only: Whether frozen parameters are left out.
 
     Raises:
-        ConfigurationError: Something in the state of the model is not a tensor that can be exported, or nothing of it
-            is trainable.
+        ConfigurationError: The state of the model contains an object that is not a tensor, or the model has no
+            trainable parameters.
     """
 
     def __init__(self, model: nn.Module, max_shard_size: int | str, *, trainable_only: bool = False) -> None:
-        state = model.state_dict(keep_vars=True)  # where tied weights are the same object
+        state = model.state_dict(keep_vars=True)  # in which tied weights are the same object
         self._tensors = _tied_ones_once(without_frozen(state) if trainable_only else state)
         described = {name: _described(tensor) for name, tensor in self._tensors.items()}
         by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
@@ -41,7 +41,7 @@ class WeightExport:
         }
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors in the order of the files; of a model that is not sharded, what ``write`` needs."""
+        """Yield the tensors in the order of the files."""
         return (self._tensors[name].detach() for names, _ in self._files.values() for name in names)
 
     def write(self, folder: Path, whole: Iterator[Tensor]) -> None:
@@ -64,7 +64,7 @@ def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
     other = [name for name, value in state.items() if not isinstance(value, Tensor) or _dtype_name(value) is None]
     if other:
         raise ConfigurationError(
-            "Something in the state of the model has no place in a safetensors file.",
+            "The state of the model contains an object that a safetensors file cannot hold.",
             given=f"{', '.join(other)} of type {type(state[other[0]]).__name__}",
             do="Save it with save_checkpoint().",
         )
@@ -73,12 +73,12 @@ def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _described(tensor: Tensor) -> Tensor:
-    """A tensor of the same kind that has no memory."""
+    """Return a tensor with the same shape and dtype, without memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _header(tensors: dict[str, Tensor]) -> tuple[list[str], bytes]:
-    """Return the names of tensors in the order of a safetensors file, and what comes before the first of them."""
+    """Return the names of tensors in the order of a safetensors file, and the header of the file."""
     # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -92,7 +92,7 @@ def _header(tensors: dict[str, Tensor]) -> tuple[list[str], bytes]:
 
 
 def _dtype_name(tensor: Tensor) -> str | None:
-    """What the format calls the dtype of a real tensor, as the library writes it; None for any other."""
+    """Return the format's name of the dtype of a tensor, as the library writes it; None for other objects."""
     import safetensors.torch
 
     if tensor.is_complex():

@@ -1,1 +1,1 @@
-"""What a step is given and gives back: the default step, and checks of what users hand in."""
+"""The default step, and checks of users' arguments and outputs."""

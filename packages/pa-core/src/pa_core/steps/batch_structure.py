@@ -1,4 +1,4 @@
-"""How many samples a batch has, and the lists of numbers in it."""
+"""The number of samples in a batch, and lists of numbers in it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pa_core.user_warnings import warn_user
 from pa_data.batches import describe_batch, is_mapping
 
 _HAVE_SAMPLES_FIRST = "input_ids", "labels"
-"""Keys under which models of transformers surely have a row for each sample, as under others they may not."""
+"""Keys whose values surely have a row for each sample in models of transformers."""
 
 
 def count_samples(batch: object, *, may_differ: bool = False) -> int:
     """Return the number of samples in a batch: the first dimension of its first tensor.
 
     Args:
-        batch: What a data loader yields.
-        may_differ: Whether to say nothing if its tensors do not agree on it, as where a batch is a list of images.
+        batch: A batch of a data loader.
+        may_differ: Whether tensors may differ in it without a warning, as in a list of images.
 
     Raises:
         ConfigurationError: There is no tensor with a first dimension.
@@ -39,11 +39,11 @@ def count_samples(batch: object, *, may_differ: bool = False) -> int:
             do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
         )
     if len(set(numbers)) > 1 and not may_differ:
-        # The same words for each batch, so that it is said once.
+        # The same text for each batch, so that the warning is shown once.
         warn_user(
-            "The tensors in a batch of the loader differ in their first dimension, and the dimension of the first one "
+            "The tensors in a batch of the loader differ in their first dimension, and that of the first tensor "
             "counts as the number of samples, with which losses and metrics are weighted. Pass the dataset instead of "
-            "the loader, or num_items where the loss is passed."
+            "the loader, or num_items with the loss."
         )
     return numbers[0]
 
@@ -64,9 +64,9 @@ def _first_dimensions(value: object) -> Iterator[int]:
 
 
 def lists_of_numbers(batch: object) -> list[Any]:
-    """Return the keys of a mapping under which each sample had a list of numbers.
+    """Return the keys of a mapping whose values were lists of numbers in each sample.
 
-    Torch's collation makes of them a list of tensors, one for each position in the lists.
+    Torch's collation converts them to a list of tensors, with a tensor for each position in the lists.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What is set of accelerate and torch that a run cannot follow: an error if results would differ, else a warning."""
+"""Checks of settings of accelerate and torch: an error if results would differ, a warning if they have no effect."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pa_core.steps.input_checks import check_precision_and_device
 from pa_core.user_warnings import warn_user
 
 _KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
-_ENGINE = "It brings its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
+_ENGINE = "It has its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
 _FSDP1 = "It is the first version of FSDP. Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin."
 _FP8 = "Layers would not be converted. Use bf16."
 
 
 _OWN_LOADERS = (
     "has no effect on the trainer's own loaders, whose order follows from the seed of the run. Accelerate applies it "
-    "where it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
+    "when it splits the samples itself: with an IterableDataset, a sampler or your DataLoader."
 )
 
 
@@ -44,19 +44,19 @@ def create_accelerator(
         cpu: The argument of the trainer.
 
     Returns:
-        The Accelerator, and the keyword arguments that it was made with.
+        The Accelerator, and its keyword arguments.
 
     Raises:
-        ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
+        ConfigurationError: ``mixed_precision`` is unknown, or ``create`` set a different precision.
         ArgumentTypeError: ``cpu`` is not a bool.
-        UnsupportedConfigurationError: The environment requires what a run cannot do, or an earlier Accelerator has
-            fixed another precision or device for the whole process.
+        UnsupportedConfigurationError: The environment requires a feature that a run does not have, or an earlier
+            Accelerator has fixed a different precision or device for the whole process.
     """
     check_precision_and_device(mixed_precision, cpu)
     _refuse_variables()
     before = _accelerate.precision_of_process()
     if mixed_precision is not None and before not in {None, mixed_precision}:
-        # Accelerate itself only compares what an Accelerator is made with, and not what it finds in the environment.
+        # Accelerate itself only compares arguments of Accelerators, not settings in the environment.
         raise _conflict(f"mixed_precision={mixed_precision!r}")
     try:
         with _accelerate.launched_with(mixed_precision, cpu), _accelerate.noting_arguments() as arguments:
@@ -74,12 +74,12 @@ def create_accelerator(
         return accelerator, arguments
     raise ConfigurationError(
         f"{asked} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it in one place, and "
-        "leave it out in the other."
+        "leave it out elsewhere."
     )
 
 
 def _refuse_variables() -> None:
-    """Plugins of accelerate set these variables too, and accelerate ignores some of them on a CPU."""
+    """Raise an error for variables that plugins of accelerate also set, and that accelerate partly ignores on a CPU."""
     for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
         if _is_true(variable):
             raise _unsupported(f"{variable}={os.environ[variable]}", _ENGINE)
@@ -96,8 +96,8 @@ def _is_true(variable: str) -> bool:
 def _conflict(asked: str) -> UnsupportedConfigurationError:
     there = f"mixed_precision={_accelerate.precision_of_process()!r}"
     return UnsupportedConfigurationError(
-        f"{asked} comes after {there}: accelerate has one precision and one device for each process, and an earlier "
-        f"trainer or run has chosen them. Pass the same here too, or train in a separate process."
+        f"{asked} comes after {there}: accelerate has a single precision and device for each process, and an earlier "
+        f"trainer or run has chosen them. Pass the same here, or train in a separate process."
     )
 
 
@@ -106,12 +106,12 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
 
     Args:
         accelerator: The Accelerator of the trainer.
-        arguments: What it was made with, from ``create_accelerator``.
+        arguments: Its arguments, from ``create_accelerator``.
         model: The model of the trainer.
 
     Raises:
         UnsupportedConfigurationError: The run would need another engine or fp8, its processes would not be connected,
-            or it would not do what a setting requires.
+            or a setting would have no effect on its results.
     """
     settings: Any = accelerator
     processes, launched = accelerator.num_processes, _accelerate.launched_processes()
@@ -135,7 +135,7 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
     _require_data_parallel(_accelerate.parallelism_config(accelerator, arguments), processes, plugin is not None)
     if not settings.device_placement:
         raise _unsupported("device_placement=False", "Leave it out, and choose the device when launching.")
-    # Accelerate takes the argument and ignores it; only that of DataLoaderConfiguration has an effect.
+    # Accelerate takes the argument and ignores it; only the setting of DataLoaderConfiguration has an effect.
     if processes > 1 and (settings.split_batches or arguments.get("split_batches") is True):
         advice = f"Leave it out, and divide per_device_batch_size by {processes}."
         raise _unsupported(f"split_batches=True on {processes} processes", advice)
@@ -152,7 +152,7 @@ def _require_no_other_engine(kind: str, arguments: dict[str, Any]) -> None:
 
 
 def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -> None:
-    """Accelerate itself checks a ``ParallelismConfig`` on an accelerator only."""
+    """Check a ``ParallelismConfig``, which accelerate itself does only on an accelerator."""
     if parallelism is None:
         return
     sizes = {name: int(getattr(parallelism, f"{name}_size")) for name in _KINDS_OF_PARALLELISM}
@@ -163,7 +163,7 @@ def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -
             "Samples are divided over all processes: leave out tensor, context and sequence parallelism, and let "
             "dp_shard_size take their processes.",
         )
-    # With neither of them, accelerate means as many replicas as there are processes.
+    # Without both of them, accelerate uses as many replicas as there are processes.
     is_of_others = parallelism.total_size not in {1, processes}
     if is_of_others or (is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1):
         raise _unsupported(
@@ -173,7 +173,7 @@ def _require_data_parallel(parallelism: Any, processes: int, is_sharded: bool) -
 
 
 def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn about each setting that has no effect on a run, with what does the same here."""
+    """Warn about each setting that has no effect on a run, and name the alternative."""
     settings: Any = accelerator
     loading, accumulating = settings.dataloader_config, settings.gradient_state
     computed, steps = _accelerate.computed_precision(accelerator), accelerator.gradient_accumulation_steps
@@ -194,7 +194,7 @@ def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
         f"data_seed={data_seed} {_OWN_LOADERS}": data_seed,
         f"rng_types={settings.rng_types} {_OWN_LOADERS}": settings.rng_types != ["generator"],
         "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback.": settings.log_with,
-        "project_dir and project_config have no effect: what saves takes its folder as an argument.": any(project),
+        "project_dir and project_config have no effect: callbacks take their folder as an argument.": any(project),
         "step_scheduler_with_optimizer=False has no effect. Override scheduler_step() to step otherwise.": (
             not settings.step_scheduler_with_optimizer
         ),
@@ -206,7 +206,7 @@ def _warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
 
 
 def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Raise an error if accelerate would give some processes more batches, for which others would wait.
+    """Raise an error if accelerate would give some processes more batches, because others would wait for them.
 
     Args:
         accelerator: The Accelerator of the trainer.
@@ -229,13 +229,13 @@ def require_usable_model(model: nn.Module) -> None:
         model: The user's module, which ``torch.distributed.fsdp.fully_shard`` may have sharded.
 
     Raises:
-        UnsupportedConfigurationError: It is wrapped in ``DistributedDataParallel`` or in FSDP1.
+        UnsupportedConfigurationError: The model is wrapped in ``DistributedDataParallel`` or in FSDP1.
     """
-    given = f"{type(model).__name__}, in which there is a"
+    given = f"{type(model).__name__}, which contains a"
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         advice = "Pass the module inside, and DistributedDataParallelKwargs to the Accelerator."
         raise _unsupported(f"{given} DistributedDataParallel,", advice)
-    # Where the module is not imported, nothing is wrapped in its classes; importing it here would cost a second.
+    # If the module is not imported, nothing is wrapped in its classes; importing it here would take a second.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
         advice = "It is the first version of FSDP. Shard the model with torch.distributed.fsdp.fully_shard."
@@ -249,7 +249,7 @@ def require_whole_model(model: nn.Module) -> None:
         model: The user's module.
 
     Raises:
-        UnsupportedConfigurationError: It is not a whole module on this process.
+        UnsupportedConfigurationError: The module is wrapped or split.
     """
     require_usable_model(model)
     if is_sharded_module(model):

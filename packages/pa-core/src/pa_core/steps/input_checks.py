@@ -1,4 +1,4 @@
-"""Checks of what users pass to a trainer, which raise an error if it cannot work or would train nothing."""
+"""Checks of users' arguments, which raise an error if training cannot work or would have no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
         optimizer: Its optimizer, or None.
 
     Raises:
-        ArgumentTypeError: One of them is something else.
+        ArgumentTypeError: An argument has the wrong type.
     """
     check_kind_of_module(model, "model")
     if _is_optimizer(loss_func):
@@ -39,20 +39,20 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
             given=f"loss_func={loss_func!r}" if is_name else f"a loss_func of type {type(loss_func).__name__}",
             do="Pass the function that the name stands for, such as loss_func=torch.nn.CrossEntropyLoss()."
             if is_name
-            else "Pass the function itself, not what it returned.",
+            else "Pass the function itself, not its result.",
         )
     if optimizer is not None:
         check_kind_of_optimizer(optimizer)
 
 
 def check_reproducible(reproducible: object) -> None:
-    """Raise an error for an unknown way to be reproducible.
+    """Raise an error for an unknown value of ``reproducible``.
 
     Args:
-        reproducible: What was passed.
+        reproducible: The argument.
 
     Raises:
-        ConfigurationError: There is no such way.
+        ConfigurationError: The value is unknown.
     """
     if reproducible not in (None, "any_processes"):
         raise ConfigurationError(f'reproducible must be "any_processes" or None, got {reproducible!r}.')
@@ -66,13 +66,13 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         cpu: The argument of the trainer, or None.
 
     Raises:
-        ConfigurationError: The precision is none that a trainer knows.
+        ConfigurationError: The precision is unknown.
         ArgumentTypeError: ``cpu`` is neither a bool nor None.
     """
     if mixed_precision is not None and mixed_precision not in ("no", "bf16", "fp16"):
         raise ConfigurationError(
-            "mixed_precision must be 'no' (for float32), 'bf16', 'fp16', or None for what the script was launched "
-            f"with, got {mixed_precision!r}."
+            "mixed_precision must be 'no' (for float32), 'bf16', 'fp16', or None for the precision of the launcher, "
+            f"got {mixed_precision!r}."
         )
     if cpu is not None and not isinstance(cpu, bool):
         raise ArgumentTypeError(
@@ -85,34 +85,34 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
 
     Args:
         name: The method that was called: ``"train"``, ``"evaluate"`` or ``"predict"``.
-        running: The method that is in progress, None if there is none.
+        running: The method in progress, or None.
 
     Raises:
-        ConfigurationError: There is one.
+        ConfigurationError: Another run is in progress.
     """
     if running is None:
         return
     do = f"Call {name}() after {running}() has returned."
     if running == "predict":
-        do = "Call close() on what predict() returned, or take its last batch before."
+        do = "Call close() on the iterator of predict(), or iterate to its end before."
     elif running == "train" and name == "evaluate":
         do = (
             "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
-            "Give other datasets to train() by name, such as eval_dataset={'val': ..., 'test': ...}."
+            "Give other datasets to train() by name, for example eval_dataset={'val': ..., 'test': ...}."
         )
     raise ConfigurationError(
-        "A trainer has one run at a time.",
+        "A trainer has a single run at a time.",
         given=f"{name}() within {running}()",
         do=f"{do} Give each thread its own trainer and model.",
     )
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Raise an error for an optimizer that would train nothing, silently: one of another model.
+    """Raise an error for an optimizer that would train nothing, because it belongs to another model.
 
     Args:
-        model: The model that is to be trained.
-        optimizer: What was given to the trainer.
+        model: The model to train.
+        optimizer: The optimizer of the trainer.
 
     Raises:
         ConfigurationError: There is no optimizer, or it holds none of the model's parameters.
@@ -121,7 +121,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise ConfigurationError(
             "There is no optimizer to train with.",
             given="optimizer=None",
-            do="Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+            do="Pass an optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
         )
     of_model = {id(parameter) for parameter in model.parameters()}
     of_optimizer = [id(parameter) for parameter in parameters_of(optimizer)]
@@ -134,13 +134,13 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
     if of_model.isdisjoint(of_optimizer):
         raise ConfigurationError(
             "The optimizer holds none of the model's parameters, so that nothing would be trained.",
-            given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
+            given=f"{type(optimizer).__name__} with {len(of_optimizer)} other parameters",
             do="Create the optimizer from model.parameters(), after replacing parts of the model.",
         )
 
 
 def require_step_without_closure(optimizer: Optimizer) -> None:
-    """Raise an error for an optimizer that computes losses by itself where nothing gives it a function for that.
+    """Raise an error for an optimizer whose ``step`` needs a closure, which the default step does not pass.
 
     Args:
         optimizer: The optimizer.
@@ -148,7 +148,7 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
     Raises:
         ConfigurationError: Its ``step`` needs an argument.
     """
-    # A scheduler of torch replaces the method by a function that has the signature of the unbound one.
+    # A scheduler of torch replaces the method with a function that has the signature of the unbound method.
     if any(name != "self" for name in required_arguments(optimizer.step)):
         name = type(optimizer).__name__
         raise ConfigurationError(
@@ -160,15 +160,15 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
 
 
 def check_optimizer_factory(factory: object, optimizer: object) -> None:
-    """Raise an error for an optimizer in the place of a function that makes one, and both of them.
+    """Raise an error for an optimizer instead of a function that creates it, or for both.
 
     Args:
-        factory: What was given as ``create_optimizer_fn``, or None.
-        optimizer: What was given as ``optimizer``, or None.
+        factory: The argument ``create_optimizer_fn``.
+        optimizer: The argument ``optimizer``.
 
     Raises:
-        ArgumentTypeError: It is not a function.
-        ConfigurationError: There is an optimizer already.
+        ArgumentTypeError: ``factory`` is not a function.
+        ConfigurationError: Both are passed.
     """
     if factory is None:
         return
@@ -180,19 +180,18 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
         )
     if optimizer is not None:
         raise ConfigurationError(
-            "There are an optimizer and create_optimizer_fn, which makes one. Pass optimizer=None, or leave "
-            "create_optimizer_fn out."
+            "Both optimizer and create_optimizer_fn are passed. Pass optimizer=None, or leave create_optimizer_fn out."
         )
 
 
 def check_scheduler_factory(factory: object) -> None:
-    """Raise an error for a scheduler instead of its factory; it may be callable, but not with an optimizer.
+    """Raise an error for a scheduler instead of its factory; a scheduler may be callable, but not with an optimizer.
 
     Args:
-        factory: What was given as ``create_scheduler_fn``.
+        factory: The argument ``create_scheduler_fn``.
 
     Raises:
-        ArgumentTypeError: It is not a factory.
+        ArgumentTypeError: ``factory`` is not a factory.
     """
     if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
         name = type(factory).__name__
@@ -204,22 +203,22 @@ def check_scheduler_factory(factory: object) -> None:
 
 
 def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
-    """Raise an error for what a factory returned, if it would change no rate of the run.
+    """Raise an error if the result of a factory would change no learning rate of the run.
 
-    Without a return statement, that is None; timm's ``create_scheduler_v2`` returns a tuple.
+    A factory without a return statement returns None; timm's ``create_scheduler_v2`` returns a tuple.
 
     Args:
-        scheduler: What the factory returned.
-        optimizer: What the factory was called with.
+        scheduler: The result of the factory.
+        optimizer: The argument of the factory.
 
     Raises:
-        ArgumentTypeError: It is None or a tuple.
-        ConfigurationError: It has an optimizer, and that one has none of the same parameters.
+        ArgumentTypeError: ``scheduler`` is None or a tuple.
+        ConfigurationError: It belongs to an optimizer with other parameters.
     """
     if scheduler is None or isinstance(scheduler, tuple):
         returned = "None" if scheduler is None else "a tuple"
         raise ArgumentTypeError(
-            f"create_scheduler_fn returned {returned}. Return the scheduler alone, for example with lambda optimizer: "
+            f"create_scheduler_fn returned {returned}. Return only the scheduler, for example with lambda optimizer: "
             "create(optimizer)[0], or leave create_scheduler_fn out."
         )
     other: object = getattr(scheduler, "optimizer", None)
@@ -229,7 +228,7 @@ def check_scheduler(scheduler: object, optimizer: Optimizer) -> None:
         id(parameter) for parameter in parameters_of(other)
     ):
         raise ConfigurationError(
-            "create_scheduler_fn made a scheduler of another optimizer, which would change nothing of this run.",
+            "create_scheduler_fn created a scheduler of another optimizer, which has no effect on this run.",
             given=f"{type(scheduler).__name__} of an optimizer with other parameters",
             do=f"Pass lambda optimizer: {type(scheduler).__name__}(optimizer, ...).",
         )
@@ -239,10 +238,10 @@ def require_evaluation_data(data: object) -> None:
     """Raise an error for ``evaluate()`` without data to evaluate.
 
     Args:
-        data: What was passed, or is there from the run before.
+        data: The data that was passed, or that of the previous run.
 
     Raises:
-        ConfigurationError: There is nothing.
+        ConfigurationError: There is no data.
     """
     if data is None:
         raise ConfigurationError(
@@ -251,11 +250,11 @@ def require_evaluation_data(data: object) -> None:
 
 
 def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
-    """Raise an error for a sanity evaluation of nothing.
+    """Raise an error for a sanity evaluation without a dataset.
 
     Args:
-        num_batches: How many batches are to be evaluated before the first epoch.
-        eval_dataset: What was passed to ``train()``.
+        num_batches: The number of batches to evaluate before the first epoch.
+        eval_dataset: The argument of ``train()``.
 
     Raises:
         ConfigurationError: There is no evaluation dataset.
@@ -268,29 +267,29 @@ def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
 
 
 def require_evaluation_loader(loader: object) -> None:
-    """Raise an error for a run that evaluates within its epochs, and has nothing to evaluate.
+    """Raise an error for a run that evaluates within its epochs without an evaluation dataset.
 
     Args:
         loader: The loader, None in a run that does not evaluate.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no loader.
     """
     if loader is None:
         raise ConfigurationError(
-            "The run has no evaluation dataset to evaluate. Pass one, or remove the callback that evaluates."
+            "The run has no evaluation dataset to evaluate. Pass eval_dataset, or remove the callback that evaluates."
         )
 
 
 def check_kind_of_module(module: object, argument: str) -> None:
-    """Raise an error for anything but a module.
+    """Raise an error unless an argument is a module.
 
     Args:
-        module: What was given.
-        argument: What the argument is called: "model", or "module".
+        module: The value of the argument.
+        argument: The name of the argument: "model", or "module".
 
     Raises:
-        ArgumentTypeError: It is a class, or something else.
+        ArgumentTypeError: The value is a class or not a module.
     """
     if isinstance(module, nn.Module):
         return
@@ -299,15 +298,15 @@ def check_kind_of_module(module: object, argument: str) -> None:
 
 
 def check_kind_of_optimizer(optimizer: object) -> None:
-    """Raise an error for anything but an optimizer.
+    """Raise an error unless a value is an optimizer.
 
     Raises:
-        ArgumentTypeError: It is a class, or something else.
+        ArgumentTypeError: The value is a class or not an optimizer.
     """
     if isinstance(optimizer, Optimizer):
         return
     _refuse_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
-    # Optimizers of other libraries need not derive from torch's.
+    # Optimizers of other libraries need not derive from torch's class.
     if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
         is_name = isinstance(optimizer, str)
         raise ArgumentTypeError(
@@ -319,11 +318,11 @@ def check_kind_of_optimizer(optimizer: object) -> None:
 
 
 def required_arguments(function: Callable[..., object]) -> list[str]:
-    """Return the names of the arguments that have to be given.
+    """Return the names of the required arguments.
 
     Raises:
-        TypeError: Its signature cannot be told.
-        ValueError: As above.
+        TypeError: Its signature is unknown.
+        ValueError: Its signature is unknown.
 
     Example:
         >>> required_arguments(lambda metric, epoch=None, *others, **more: None)
@@ -357,7 +356,7 @@ def _short(value: object) -> str:
 
 
 def _qualified(kind: type) -> str:
-    """The name under which scripts know a class: names of torch's classes begin with nn or torch.optim."""
+    """Return the name of a class in scripts: names of torch's classes begin with nn or torch.optim."""
     if getattr(nn, kind.__name__, None) is kind:
         return f"nn.{kind.__name__}"
     return f"torch.optim.{kind.__name__}" if kind.__module__.startswith("torch.optim") else kind.__name__
