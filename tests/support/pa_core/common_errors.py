@@ -145,7 +145,7 @@ ARGUMENTS = {
         "nn.CrossEntropyLoss()",
         "nn.CrossEntropyLoss()(torch.randn(4, 3), classes[:4])",
         "a loss_func of type Tensor",
-        "Pass the function itself, not what it returned.",
+        "Pass the function itself, not its result.",
     ),
     "an optimizer class": _of_arguments(
         "torch.optim.SGD(model.parameters(), lr=0.1)",

@@ -455,7 +455,7 @@ MISTAKES: dict[str, tuple[Callable[[Run[Any, Any]], None], str]] = {
     ),
     "a step that is forgotten": (partial(_go_over, batches=[ONES, ONES]), "without a step"),
     "no samples": (partial(_go_over, batches=[ONES], num_samples=0), "num_samples"),
-    "between a backward pass and its step": (_between, "between the backward pass of an update and its step"),
+    "between a backward pass and its step": (_between, "between the backward pass and the step of update"),
     "outside of a batch": (_without_a_batch, "No update is in progress"),
     "no step at all": (_nothing, "without a step"),
     "a step of each part": (_two_steps, r"several updates from a batch(.|\n)*run\.batches\(parts\)"),
