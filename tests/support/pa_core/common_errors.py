@@ -246,13 +246,13 @@ TARGETS = {
         "squeeze()",
         "ValueError",
         ("returned a Tensor of shape ()", "the targets are a Tensor of shape (1,)", "training step 2 of epoch 1"),
-        "squeeze() takes away the dimension of a single sample too: use squeeze(1).",
+        "squeeze() removes the dimension of a single sample too: use squeeze(1).",
     ),
     "one value and several outputs": _of_batches(
         "nn.Linear(4, 1)",
         "nn.Linear(4, 4)",
         "outputs of shape (8, 4), targets of shape (8, 1)",
-        "Let the model return outputs of shape (8, 1): its last layer decides how many a sample has.",
+        "Let the model return outputs of shape (8, 1): its last layer decides the number for each sample.",
         script=_REGRESS,
     ),
     "a dimension too few, which would be broadcast": _of_batches(

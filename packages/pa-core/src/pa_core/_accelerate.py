@@ -1,4 +1,4 @@
-"""What pa-core uses of accelerate, typed and imported lazily: accelerate is slow to import and has no types."""
+"""The functions of accelerate that pa-core uses, typed and imported lazily, because accelerate is slow to import."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -25,7 +25,7 @@ from pa_data import map_tensors
 _Loader = TypeVar("_Loader")
 
 _SMALLEST_SCALE = 2.0**-24
-"""The smallest number of fp16: at a smaller scale, a loss of 1 would leave nothing of any gradient."""
+"""The smallest number of fp16: at a smaller scale, all gradients of a loss of 1 would be zero."""
 
 
 class ProcessState(Protocol):
@@ -42,7 +42,7 @@ class ProcessState(Protocol):
     is_local_main_process: bool
 
     def wait_for_everyone(self) -> None:
-        """Wait until each process has come here."""
+        """Wait until all processes have called this."""
         ...
 
 
@@ -56,7 +56,7 @@ class AcceleratorLike(ProcessState, Protocol):
         mixed_precision: The mixed precision of the run: "no", "bf16", "fp16" or "fp8".
         distributed_type: How the run is distributed, a string enumeration of accelerate.
         scaler: The gradient scaler of fp16, None without one.
-        gradient_accumulation_steps: What accelerate would accumulate by itself; the trainer does not use this.
+        gradient_accumulation_steps: The accumulation steps of accelerate, which the trainer does not use.
     """
 
     num_processes: int
@@ -81,25 +81,25 @@ class AcceleratorLike(ProcessState, Protocol):
 
 
 def _several_processes_on_cpu() -> bool:
-    """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""
+    """Whether several processes run on CPUs, where accelerate connects them only with ``cpu=True``."""
     return launched_processes() > 1 and not torch.accelerator.is_available()
 
 
 def launched_processes() -> int:
-    """Return the number of processes that a launcher has told this one of."""
+    """Return the number of processes that a launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-# As torchrun and accelerate launch set it, and as MPI does in three of its kinds.
+# Environment variables of torchrun and accelerate launch, and of three kinds of MPI.
 _RANK_VARIABLES = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
 
 
 def _require_rank() -> None:
-    """Raise an error for a number of processes that no launcher has set, because this process would wait forever."""
+    """Raise an error for a number of processes without a rank, because this process would wait forever."""
     connected = torch.distributed.is_available() and torch.distributed.is_initialized()
     if launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
         raise UnsupportedConfigurationError(
-            "This process was not told which of several processes it is.",
+            "This process has no rank among several processes.",
             given=f"WORLD_SIZE={launched_processes()} without RANK",
             do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
         )
@@ -110,12 +110,12 @@ _PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 @contextmanager
 def launched_with(mixed_precision: str | None, cpu: bool | None) -> Generator[None]:
-    """Make an ``accelerate.Accelerator`` within the context as if the script had been launched with these.
+    """Create an ``accelerate.Accelerator`` within the context as if the script had been launched with these options.
 
-    What its maker says stays as it is. None, and False for ``cpu``, leave it to how the script was launched.
+    Arguments of its constructor have precedence. None, and False for ``cpu``, use the options of the launcher.
 
     Raises:
-        UnsupportedConfigurationError: There is a WORLD_SIZE, but no launcher has set it.
+        UnsupportedConfigurationError: WORLD_SIZE is set, but no launcher set the rank.
     """
     from accelerate.utils import patch_environment  # pyright: ignore[reportUnknownVariableType]  # no types
 
@@ -135,7 +135,7 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     """
     from accelerate import Accelerator
 
-    # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
+    # By default, accelerate would silently keep the precision of an earlier trainer of this process.
     kwargs.setdefault("mixed_precision", os.environ.get(_PRECISION, "no").lower())
     return cast("AcceleratorLike", Accelerator(**kwargs))
 
@@ -156,11 +156,11 @@ OTHER_ENGINES = {"deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"}
 
 @contextmanager
 def noting_arguments() -> Generator[dict[str, Any]]:
-    """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all.
+    """Record the keyword arguments of an ``accelerate.Accelerator`` created in the context, which it does not keep.
 
-    A plugin for sharding is noted as it was given: accelerate would change its precision, and make later Accelerators
-    of the process shard too. A ``ParallelismConfig``, for which accelerate raises an error on a CPU, and plugins of
-    other engines are noted only. Environment variables that a plugin sets are as before afterwards.
+    A plugin for sharding is recorded without changes: accelerate would change its precision, and make later
+    Accelerators of the process shard too. A ``ParallelismConfig``, for which accelerate raises an error on a CPU, and
+    plugins of other engines are recorded and not passed on. Environment variables that a plugin sets are restored.
     """
     from accelerate import Accelerator
 
@@ -187,11 +187,11 @@ def noting_arguments() -> Generator[dict[str, Any]]:
 
 
 def sharding_plugin(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> Any:
-    """Return the ``FullyShardedDataParallelPlugin`` that says how models are to be sharded; None without one.
+    """Return the ``FullyShardedDataParallelPlugin`` with the settings of sharding, or None.
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: What it was made with, as ``noting_arguments`` has noted it.
+        arguments: Its arguments, from ``noting_arguments``.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
@@ -200,11 +200,11 @@ def sharding_plugin(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> 
 
 
 def parallelism_config(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> Any:
-    """Return the ``ParallelismConfig`` that says over how many processes models are split; None without one.
+    """Return the ``ParallelismConfig`` with the number of processes that models are split over, or None.
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: What it was made with, as ``noting_arguments`` has noted it.
+        arguments: Its arguments, from ``noting_arguments``.
     """
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
@@ -214,47 +214,48 @@ def parallelism_config(accelerator: AcceleratorLike, arguments: dict[str, Any]) 
 
 
 def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> None:
-    """Have ``accelerator.gather`` take tensors with different numbers of rows, as the last batches of an epoch have.
+    """Let ``accelerator.gather`` accept tensors with different numbers of rows, as in last batches.
 
-    Scripts and libraries that are handed the Accelerator of a trainer call it in evaluations, where no sample is padded
-    or repeated. Accelerate's own needs the same shape on each process.
+    Scripts and libraries call it in evaluations, in which samples are not padded or repeated. Accelerate's own function
+    needs the same shape on each process.
 
     Args:
-        accelerator: The accelerator of a trainer; other Accelerators keep their own.
-        gather: What is called instead.
+        accelerator: The accelerator of a trainer; other Accelerators do not change.
+        gather: The function to call instead.
     """
     cast("Any", accelerator).gather = gather
 
 
 def process_state() -> ProcessState:
-    """Return which process this is, even before any trainer was made."""
+    """Return the state of this process, even before a trainer is created."""
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
     _require_rank()
-    # Only Accelerator reads the variable by itself; by then, the device would have been chosen without it.
+    # Only Accelerator reads this variable itself, when PartialState has already chosen the device.
     on_cpu = _several_processes_on_cpu() or parse_flag_from_env("ACCELERATE_USE_CPU")
     return cast("ProcessState", PartialState(cpu=on_cpu))
 
 
 def device_of(accelerator: AcceleratorLike) -> torch.device:
-    """Return the device of this process, as tensors on it name it.
+    """Return the device of this process, with the name that tensors on it have.
 
-    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor is ever there, and ``torch.load`` raises an error for it.
+    On a CPU, accelerate adds the rank: ``cpu:1``. Tensors never have this device, and ``torch.load`` raises an error
+    for it.
     """
     device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device
 
 
 def precision_of_process() -> str | None:
-    """Return the mixed precision that the first Accelerator fixed for the whole process; None before there is one."""
+    """Return the mixed precision that the first Accelerator fixed for the whole process; None before that."""
     from accelerate.state import AcceleratorState, is_initialized
 
     return str(cast("Any", AcceleratorState)().mixed_precision) if is_initialized() else None
 
 
 def computed_precision(accelerator: AcceleratorLike) -> str:
-    """Return the mixed precision that a run computes in: "no" where accelerate takes "fp16" and does nothing."""
+    """Return the mixed precision of a run: "no" if accelerate accepts "fp16" but ignores it."""
     ignored = accelerator.mixed_precision == "fp16" and accelerator.scaler is None
     return "no" if ignored else accelerator.mixed_precision
 
@@ -264,11 +265,11 @@ def unscale(scaler: torch.amp.GradScaler, *optimizers: Optimizer) -> bool:
 
     Args:
         scaler: The gradient scaler of the run.
-        *optimizers: The optimizers whose gradients were accumulated, for an update of all of them.
+        *optimizers: The optimizers of the update, whose gradients were accumulated.
 
     Raises:
-        NonFiniteLossError: They overflow no matter how small the scale is. At a scale of 0 the weights would become
-            NaN.
+        NonFiniteLossError: The gradients overflow no matter how small the scale is. At a scale of 0 the weights would
+            become NaN.
     """
     scale = scaler.get_scale()
     for optimizer in optimizers:
@@ -278,7 +279,7 @@ def unscale(scaler: torch.amp.GradScaler, *optimizers: Optimizer) -> bool:
     if overflowed and scaler.get_scale() < _SMALLEST_SCALE:
         raise NonFiniteLossError(
             "The gradients overflow no matter how small the scale of fp16 is.",
-            given=f"gradients that are not finite at a scale of {scale:.3g}, to which it has gone down step by step",
+            given=f"gradients that are not finite at a scale of {scale:.3g}, after it was halved repeatedly",
             do="Look for NaN or infinity in the data and in the weights, lower the learning rate, or pass "
             'mixed_precision="bf16", which has the range of float32.',
         )
@@ -286,7 +287,7 @@ def unscale(scaler: torch.amp.GradScaler, *optimizers: Optimizer) -> bool:
 
 
 def settings_of_exchange(accelerator: AcceleratorLike) -> tuple[int, torch.dtype | None]:
-    """Return how many bytes of gradients are exchanged at a time, and in which type; None for their own."""
+    """Return the size in bytes of the buckets of gradients, and the dtype of the exchange; None for their own dtype."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     if handler is None:
         return 25 << 20, None
@@ -295,13 +296,13 @@ def settings_of_exchange(accelerator: AcceleratorLike) -> tuple[int, torch.dtype
 
 
 def broadcasts_buffers(accelerator: AcceleratorLike) -> bool:
-    """Whether all processes are to have the buffers of the first one in each step, as they have by default."""
+    """Whether all processes get the buffers of the first process in each step, which is the default."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     return handler is None or bool(handler.broadcast_buffers)
 
 
 def finds_unused_parameters(accelerator: AcceleratorLike) -> bool:
-    """Whether a backward pass may leave out parameters, on some processes or on all of them."""
+    """Whether parameters may be unused in a backward pass, on some processes or on all of them."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     return handler is not None and bool(handler.find_unused_parameters)
 
@@ -311,7 +312,7 @@ _FORWARD = ("forward", _UNPREPARED_FORWARD, _PREPARED)
 
 
 class Compilation(NamedTuple):
-    """How accelerate compiles models.
+    """The settings with which accelerate compiles models.
 
     Attributes:
         arguments: The arguments of ``torch.compile``.
@@ -323,7 +324,7 @@ class Compilation(NamedTuple):
 
 
 def compilation(accelerator: AcceleratorLike) -> Compilation | None:
-    """Return how models are to be compiled; None where they are not."""
+    """Return the settings of compilation; None if models are not compiled."""
     plugin: Any = cast("Any", accelerator).state.dynamo_plugin
     if str(plugin.backend.value) == "NO":
         return None
@@ -337,7 +338,7 @@ def _without_compilation(accelerator: AcceleratorLike) -> AbstractContextManager
 
 
 def _forget_preparation(module: nn.Module) -> None:
-    """Let a module compute in its own precision again: accelerate returns one that it has prepared before as it is."""
+    """Let a module compute in its own precision again; otherwise accelerate would not prepare it again."""
     attributes = vars(module)
     del attributes[_PREPARED]
     original = attributes.pop(_UNPREPARED_FORWARD, None)
@@ -353,11 +354,11 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
     Args:
         accelerator: The accelerator of the trainer.
         model: The user's module.
-        compiles: False leaves out the compilation that accelerate was told of.
+        compiles: False skips the compilation that accelerate is configured for.
 
     Returns:
-        The module to call, and a function that makes the user's module what it was: accelerate replaces its ``forward``
-        for mixed precision, and would leave that behind for later runs.
+        The module to call, and a function that restores the user's module: accelerate replaces its ``forward`` for
+        mixed precision, also for later runs.
     """
     prepared = [module for module in model.modules() if _PREPARED in vars(module)]
     inside = compiled_from(model)
@@ -386,7 +387,7 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
 
 
 def _convert_output(_module: nn.Module, _inputs: object, output: object) -> object:
-    """Convert to float32 what accelerate leaves in 16 bits: tensors in dataclasses."""
+    """Convert tensors in dataclasses to float32, which accelerate leaves in 16 bits."""
     return map_tensors(output, _to_float32)
 
 
@@ -398,7 +399,7 @@ _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", 
 
 
 def _describe_precision(computed: str, models: Iterable[nn.Module]) -> str:
-    """What is computed in, and what the weights are in where that is not float32 alone."""
+    """Describe the precision of the computation, and that of the weights if it is not float32."""
     dtypes = dict.fromkeys(
         parameter.dtype for model in models for parameter in model.parameters() if parameter.is_floating_point()
     )
@@ -409,11 +410,11 @@ def _describe_precision(computed: str, models: Iterable[nn.Module]) -> str:
 
 
 def describe_processes(accelerator: AcceleratorLike, models: Iterable[nn.Module] = ()) -> str:
-    """Return one line about processes, backend, device and precision.
+    """Return a line about processes, backend, device and precision.
 
     Args:
         accelerator: The accelerator of the trainer.
-        models: Its models, whose weights have a precision, too.
+        models: The models of the trainer, whose weights have a precision, too.
     """
     count = accelerator.num_processes
     backend = torch.distributed.get_backend() if count > 1 else None
@@ -423,16 +424,16 @@ def describe_processes(accelerator: AcceleratorLike, models: Iterable[nn.Module]
 
 
 def split_loader(accelerator: AcceleratorLike, loader: _Loader) -> _Loader:
-    """Return the part that this process has in a loader; a ``StatefulDataLoader`` of torchdata stays one.
+    """Return this process's part of a loader; a ``StatefulDataLoader`` of torchdata stays stateful.
 
-    Accelerate would make a plain loader of it, unless it was told to make all loaders stateful.
+    Accelerate would convert it to a plain loader, unless all loaders are configured to be stateful.
     """
     config: Any = cast("Any", accelerator).dataloader_config
     with temporarily(config, use_stateful_dataloader=config.use_stateful_dataloader or is_of_torchdata(loader)):
         share: Any = accelerator.prepare_data_loader(loader)
     if is_of_torchdata(share.base_dataloader):
         share.base_dataloader.snapshot_every_n_steps = getattr(loader, "snapshot_every_n_steps", 1)
-        # It was asked for its state, and has begun an epoch for that, before the processes agreed on the order.
+        # Its state was read, for which it began an epoch, before the processes agreed on the order.
         share.base_dataloader.load_state_dict({})
     return cast("_Loader", share)
 
@@ -444,29 +445,29 @@ def is_of_torchdata(loader: object) -> bool:
 
 
 def fetching_loader(loader: Any) -> Any:
-    """Return the loader that fetches the batches of this process, inside the one that accelerate made."""
+    """Return the loader that fetches the batches of this process, inside accelerate's loader."""
     return loader.base_dataloader if is_split(loader) else loader
 
 
 def is_split(loader: object) -> bool:
-    """Whether accelerate made this loader, the processes of which have equally many batches."""
+    """Whether accelerate created this loader, which has the same number of batches on all processes."""
     from accelerate.data_loader import DataLoaderAdapter
 
     return issubclass(type(loader), DataLoaderAdapter)
 
 
 def is_dispatched(loader: object) -> bool:
-    """Whether the first process fetches for all of them, as accelerate has it for iterable datasets."""
+    """Whether the first process fetches for all processes, accelerate's default for iterable datasets."""
     from accelerate.data_loader import DataLoaderDispatcher
 
     return issubclass(type(loader), DataLoaderDispatcher)
 
 
 def without_read_ahead(loader: Any) -> Any:
-    """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is requested.
+    """Return an iterable for an epoch of a loader that does not fetch a batch before it is requested.
 
-    Accelerate reads one batch ahead, of which a training state would have to know. It cannot be kept from that where
-    the first process fetches for all.
+    Accelerate reads a batch ahead, which a training state would have to record. It always does so if the first process
+    fetches for all.
     """
     from accelerate.data_loader import DataLoaderShard
     from accelerate.utils import synchronize_rng_states
@@ -480,14 +481,14 @@ def without_read_ahead(loader: Any) -> Any:
 
 
 def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
-    """Drop accelerate's references to what a finished run prepared, or each run would keep the last one alive."""
+    """Drop accelerate's references to the objects of a finished run, which would keep them in memory."""
     for name in ("_models", "_optimizers", "_schedulers", "_dataloaders"):
         prepared: list[Any] = getattr(accelerator, name, [])
         prepared.clear()
 
 
 def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...], **kwargs: Any) -> None:
-    """Call accelerate's ``notebook_launcher``, which leaves out the precision that it is given."""
+    """Call accelerate's ``notebook_launcher``, and pass on the precision, which it ignores."""
     import accelerate
 
     untyped: Any = accelerate
@@ -499,19 +500,19 @@ def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...]
 def files_of_export(
     tensors: Mapping[str, Tensor], max_shard_size: int | str
 ) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
-    """Return which tensors each file of an export holds, as ``save_model`` divides them, and the index of the files.
+    """Return the names of the tensors in each file of an export, divided like in ``save_model``, and the index.
 
     Args:
-        tensors: By name; they may be on the meta device.
-        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+        tensors: The tensors by name; they may be on the meta device.
+        max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``.
 
     Returns:
-        The names by file, and the content of the index; None where there is one file.
+        The names by file, and the content of the index; None for a single file.
     """
     import huggingface_hub
 
     hub: Any = huggingface_hub  # annotated only in part
-    # Its function for tensors of torch takes tensors on the meta device for the same one, in versions of 2024.
+    # In versions of 2024, its function for torch treats all tensors on the meta device as the same tensor.
     split = hub.split_state_dict_into_shards_factory(
         dict(tensors),
         get_storage_size=operator.attrgetter("nbytes"),

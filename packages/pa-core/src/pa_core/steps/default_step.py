@@ -1,4 +1,4 @@
-"""The default step, what is checked of the output of any step, and what is said of a step that fails."""
+"""The default step, checks of the outputs of steps, and notes on the errors of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pa_data.batches import describe_batch, is_array, is_mapping
 __all__ = ["advise_on_targets"]
 
 ITEMS: Final = "num_items_in_batch"
-"""What a step may say its loss is the mean over."""
+"""The key of the number of items that the loss is a mean over."""
 
 _OF_CLASSES = {"crossentropy", "nll"}
 _ELEMENTWISE = {
@@ -33,24 +33,24 @@ _ELEMENTWISE = {
     *("poissonnll", "smoothl1", "softmargin"),
 }
 _ABOUT_CLASSES = (
-    "The loss function takes outputs of shape (samples, classes, ...), and as targets the indices of classes, from 0 "
+    "The loss function takes outputs of shape (samples, classes, ...), and as targets indices of classes, from 0 "
     "to classes - 1 (or ignore_index), without the second dimension: targets.squeeze(1).long(). Targets that are "
     "probabilities have the shape and the dtype of the outputs: targets.float()."
 )
 _ABOUT_VALUES = (
-    "The loss function takes targets of the shape and the dtype of the outputs, as from targets.unsqueeze(1) or "
-    "targets.float(). In a model, squeeze() takes away the dimension of a single sample too: use squeeze(1). "
+    "The loss function takes targets of the shape and the dtype of the outputs, for example targets.unsqueeze(1) or "
+    "targets.float(). In a model, squeeze() removes the dimension of a single sample too: use squeeze(1). "
     "Outputs of nn.BCELoss() are from 0 to 1: nn.BCEWithLogitsLoss() applies the sigmoid to the outputs itself."
 )
 _INSTEAD_OF_ONE_CLASS = "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs."
 _ABOUT_LAYERS = (
     "Let the input have the dtype and the dimensions that the layer takes: inputs.float(), inputs.long() for indices; "
     "nn.Flatten() before a linear layer, inputs.unsqueeze(1) or inputs.permute(0, 3, 1, 2) for the channels. A batch "
-    'norm needs two samples: train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a last batch of one.'
+    'norm needs two samples: train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a shorter last batch.'
 )
 _ABOUT_DEVICES = (
     "Tensors that are neither parameters nor buffers do not move with the model: make them buffers with "
-    "self.register_buffer(NAME, ..., persistent=False). MoveModulesToDeviceCallback, one of the default callbacks, "
+    "self.register_buffer(NAME, ..., persistent=False). MoveModulesToDeviceCallback, a default callback, "
     "moves the weights of a loss function."
 )
 _ABOUT_PIECES = (
@@ -60,16 +60,16 @@ _ABOUT_PIECES = (
 
 
 def _require_pairs(loss_func: object, outputs: object, targets: object) -> None:
-    """Raise an error where torch would compute the loss of other pairs than were meant; it looks at shapes alone."""
+    """Raise an error if torch would compute a loss of the wrong pairs, judging by shapes only."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return
     kind = _kind(loss_func)
     if kind == "crossentropy" and outputs.shape[1:2] == (1,):
-        expected = "an output for each class, two at least: the loss of a single one is always 0"
+        expected = "an output for each class, at least two: the loss of a single class is always 0"
     elif kind in _ELEMENTWISE and _without_leading_ones(outputs) != _without_leading_ones(targets):
         expected = "outputs and targets of the same shape, which are compared element by element"
     elif kind == "huber" and outputs.dtype is not targets.dtype:  # other losses convert the targets
-        expected = f"targets of dtype {outputs.dtype}, as the outputs, and not of {targets.dtype}"
+        expected = f"targets of dtype {outputs.dtype}, like the outputs, and not of {targets.dtype}"
     else:
         return
     raise BatchMismatchError(
@@ -81,12 +81,12 @@ def _require_pairs(loss_func: object, outputs: object, targets: object) -> None:
 
 
 def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Iterator[str]:
-    """What a loss function that raised an error was called with, and what it takes."""
+    """Yield notes on the arguments of a loss function that raised an error, and on the arguments that it needs."""
     yield f"The model returned {describe_batch(outputs)}; the targets are {describe_batch(targets)}."
     kind = _kind(loss_func)
     if kind and not isinstance(outputs, Tensor):
         yield (
-            "The loss function takes tensors: pass a function that takes them from the outputs, for example "
+            "The loss function takes tensors: pass a function that selects them from the outputs, for example "
             "loss_func=lambda outputs, targets: your_loss(outputs[0], targets)."
         )
     elif kind in _OF_CLASSES | _ELEMENTWISE:
@@ -94,10 +94,10 @@ def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Itera
 
 
 def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> str:
-    """Return how to change targets, or outputs, which a loss function cannot compare as they are.
+    """Return how to change targets or outputs so that a loss function can compare them.
 
     Args:
-        loss_func: The loss function; one that torch does not have is taken for one that compares element by element.
+        loss_func: The loss function; other functions than torch's are assumed to compare element by element.
         outputs: The outputs of the model.
         targets: The targets.
 
@@ -118,17 +118,17 @@ def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> st
     if of_targets == (*of_outputs, 1):
         return f"Take the last dimension from the targets: targets.squeeze({len(of_outputs)})."
     if _without_leading_ones(outputs) != _without_leading_ones(targets):
-        return f"Let the model return outputs of shape {of_targets}: its last layer decides how many a sample has."
+        return f"Let the model return outputs of shape {of_targets}: its last layer decides the number for each sample."
     return f"Convert the targets: targets.to({outputs.dtype})."
 
 
 def _without_leading_ones(tensor: Tensor) -> tuple[int, ...]:
-    """Broadcasting may only add dimensions, as to a batch of one sample that the model has squeezed."""
+    """Return the shape without leading 1s: broadcasting may only add dimensions, as for a squeezed single sample."""
     return tuple(dropwhile(lambda size: size == 1, tensor.shape))
 
 
 def _kind(loss_func: object) -> str:
-    """The name of one of torch's losses, such as "mse" of MSELoss and mse_loss; a class derived from it has none."""
+    """Return the name of torch's losses, "mse" of MSELoss and mse_loss; a derived class has none."""
     is_class = type(loss_func).__module__ == nn.modules.loss.__name__
     name = type(loss_func).__name__ if is_class else str(getattr(loss_func, "__name__", ""))
     if not is_class and getattr(functional, name or "_", None) is not loss_func:
@@ -142,13 +142,13 @@ _BUILT_IN = {"builtins", "torch"}
 def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> None:
     """Add the step, the structure of its batch and the layer to an error that is about to leave the step.
 
-    Errors that explain themselves are left alone, and so are exceptions of custom classes.
+    Errors that explain themselves, and exceptions of custom classes, are not changed.
 
     Args:
         error: Any exception that the step raised.
-        step: The step, such as ``"training step 3 of epoch 1"``.
-        batch: What the step was called with.
-        model: The model of the trainer, without what it is wrapped in.
+        step: The step, for example ``"training step 3 of epoch 1"``.
+        batch: The batch of the step.
+        model: The model of the trainer, without wrappers.
     """
     if isinstance(error, BatchMismatchError):
         error.name_step(step)
@@ -156,7 +156,7 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
         error.add_note(f"Raised in {step}, whose batch is {describe_batch(batch)}.")
         if lists := ", ".join(map(repr, lists_of_numbers(batch))):
             error.add_note(
-                f"The lists under {lists} were taken apart. Let the dataset return tensors: one of `datasets` does "
+                f"The lists under {lists} were collated by position. Let the dataset return tensors: `datasets` do "
                 'after dataset.with_format("torch").'
             )
         for note in _notes_on_layer(error, model):
@@ -164,13 +164,13 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
 
 
 def name_backward_pass(error: Exception, batch: object, step: str, callbacks: Iterable[object] = ()) -> None:
-    """Add to an error of a backward pass what of the batch was changed since the forward pass, and who may have.
+    """Add to an error of a backward pass which tensors of the batch were changed since the forward pass.
 
     Args:
-        error: What the backward pass raised.
+        error: The error of the backward pass.
         batch: The batch.
-        step: The step, such as ``"training step 3"``.
-        callbacks: The callbacks that are called between forward and backward pass.
+        step: The step, for example ``"training step 3"``.
+        callbacks: The callbacks that are called between forward and backward pass, and may have changed the batch.
     """
     if not is_explained(error) and "modified by an inplace operation" in str(error):
         changed = [place for place, tensor in _tensors_of_batch(batch) if _is_meant(tensor, str(error))]
@@ -182,13 +182,13 @@ def name_backward_pass(error: Exception, batch: object, step: str, callbacks: It
         if changed:
             by = f" The callbacks are {', '.join(listeners)}." if listeners else ""
             error.add_note(
-                f"In {step}, {' and '.join(changed)} was changed in place between the forward pass, which has kept it, "
+                f"In {step}, {' and '.join(changed)} was changed in place between the forward pass, which keeps it, "
                 f"and the backward pass.{by} Change a copy: {changed[0]}.clone()."
             )
 
 
 def _tensors_of_batch(batch: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a batch with the expressions that a script writes for them."""
+    """Return the tensors of a batch with the expressions that access them in a script."""
     items: list[tuple[str, Any]] = [("batch", batch)]
     if is_mapping(batch):
         items = [(f"batch[{key!r}]", batch[key]) for key in [*batch.keys()]]
@@ -198,20 +198,20 @@ def _tensors_of_batch(batch: Any) -> list[tuple[str, Tensor]]:
 
 
 def _is_meant(tensor: Tensor, message: str) -> bool:
-    """Whether torch speaks of a tensor of this shape that was changed as often."""
+    """Whether torch's message is about a tensor of this shape and version."""
     shape = str([*tensor.shape])
     return f"{shape}]" in message and not tensor.is_inference() and f"is at version {version_of(tensor)};" in message
 
 
 def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, str]:
-    """Return what of a batch explains a loss that is not finite; empty where nothing does.
+    """Return the reason in a batch for a loss that is not finite; an empty text if there is none.
 
     Args:
         batch: The batch.
         loss_func: The loss function of the trainer.
 
     Returns:
-        What is there, the first sample of the batch that has it, and what to do.
+        The reason, the index of the first sample with it, and the advice.
 
     Example:
         >>> why_not_finite([torch.tensor([0.0, float("nan")]), torch.zeros(2)], None)[:2]
@@ -228,13 +228,13 @@ def why_not_finite(batch: object, loss_func: object) -> tuple[str, int | None, s
             return f"{place} holds {tensor[first].item()}", first[0] if first else None, do
     ignored, targets = getattr(loss_func, "ignore_index", None), tensors[-1][1] if tensors else None
     if ignored is not None and targets is not None and bool((targets == ignored).all()):
-        do = "Leave such batches out, or return how many targets count as num_items_in_batch: one of 0 does not count."
+        do = "Leave such batches out, or return the number of valid targets as num_items_in_batch; 0 does not count."
         return f"all targets are {ignored}, which the loss function ignores", None, do
     return "", None, ""
 
 
 def _about_dtype(layer: nn.Module, value: Tensor) -> str:
-    """What to do about an input of another dtype than the layer has; empty where it has that one."""
+    """Return advice on an input with a different dtype from the layer's; empty if they are equal."""
     weight = next(layer.parameters(recurse=False), None)
     if weight is None or weight.dtype is value.dtype or isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return ""
@@ -243,7 +243,7 @@ def _about_dtype(layer: nn.Module, value: Tensor) -> str:
 
 
 def _notes_on_layer(error: Exception, model: nn.Module) -> Iterator[str]:
-    """The innermost layer that was called, and its input, which all layers of torch call so."""
+    """Yield notes on the innermost layer that was called, and on its argument ``input``."""
     names = {id(module): name for name, module in cast("Any", model).named_modules()}  # not annotated by torch
     calls = [
         (frame.f_locals["self"], frame.f_locals.get("input"))
@@ -302,10 +302,10 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
             "There is nothing to train.",
             given=f"{method} returned a loss without a gradient, since every parameter of {type(trained).__name__} is "
             "frozen",
-            do="Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
+            do="Unfreeze the parameters to train before train(), for example with model.requires_grad_().",
         )
     batch_size = fields["batch_size"]
-    # Asked of the class first, as asking the abstract one takes several times as long.
+    # The class is checked first, because the abstract class takes several times as long.
     if not (batch_size.__class__ is int or _is_integer(batch_size)) or batch_size < 0:
         do = "Return the number of samples as the batch_size, for example len(targets)."
         raise _error(method, f"batch_size={batch_size!r}", do)
@@ -313,10 +313,10 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
 
 
 def count_items(output: Mapping[str, Any], method: str) -> int | None:
-    """Return what a step says its loss is the mean over; None if that is the samples.
+    """Return the number of items that the loss of a step is a mean over; None for samples.
 
     Args:
-        output: What the step returned. A tensor as a count is read, which waits for an accelerator.
+        output: The outputs of the step. A count that is a tensor is read, which waits for an accelerator.
         method: The method that returned it, for the message.
 
     Raises:
@@ -327,11 +327,11 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
 
 
 def require_count(value: object, name: str) -> int:
-    """Return a number of items that was passed or returned.
+    """Check a number of items that was passed or returned, and return it.
 
     Args:
         value: The number. A tensor is read, which waits for an accelerator.
-        name: What it is called, for the message.
+        name: The name of the number, for the message.
 
     Raises:
         BatchOutputError: The number cannot be used.
@@ -346,7 +346,7 @@ def require_count(value: object, name: str) -> int:
 
 
 def unusable_kind(loss: Tensor) -> str | None:
-    """Return what a loss is that torch differentiates for no parameter, None if it is a real number.
+    """Describe a loss that torch cannot differentiate; None if it is a real number.
 
     Args:
         loss: A tensor with one element.
@@ -364,7 +364,7 @@ def unusable_kind(loss: Tensor) -> str | None:
 
 
 def own_backward_pass() -> ConfigurationError:
-    """Return the error for a step whose own backward pass has left gradients."""
+    """Return the error for a step whose own backward pass left gradients."""
     return ConfigurationError(
         "A step has run its own backward pass, to which the trainer adds the same gradients again.",
         given="gradients after calculate_train_batch_loss, and before the trainer's backward pass",
@@ -375,14 +375,14 @@ def own_backward_pass() -> ConfigurationError:
 
 
 def no_sample_counted(metric_name: str) -> BatchOutputError:
-    """Return the error of an epoch whose steps all say that their losses are means over nothing.
+    """Return the error of an epoch whose steps all counted 0 samples or items.
 
     Args:
-        metric_name: What was to be recorded.
+        metric_name: The name of the metric.
     """
     return BatchOutputError(
-        f"There is no {metric_name}: each step of the epoch has returned a batch_size or num_items_in_batch of 0. "
-        "Return the number of samples, and look at whether all items are masked."
+        f"There is no {metric_name}: each step of the epoch returned a batch_size or num_items_in_batch of 0. "
+        "Return the number of samples, and check whether all items are masked."
     )
 
 
@@ -391,13 +391,13 @@ def _is_integer(value: object) -> bool:
 
 
 def _counts(loss: Tensor) -> bool:
-    """Whether it is a whole number, as an evaluation may count errors."""
+    """Whether a loss is a whole number, which an evaluation that counts errors may return."""
     return not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
 
 
 def _error(method: str, given: str, do: str | None = None) -> BatchOutputError:
     return BatchOutputError(
-        f"The trainer cannot use what {method} returned.",
+        f"The trainer cannot use the outputs of {method}.",
         given=given,
         do=do or f"Return {{'loss': ..., 'model_outputs': ..., 'batch_size': ...}} from {method}.",
     )
@@ -409,21 +409,21 @@ _TARGETS = re.compile(r"label|target|\by\b")
 def calculate_batch_loss(
     model: nn.Module, loss_func: LossFunction | None, batch: object, method: str, checked: set[str]
 ) -> dict[str, Any]:
-    """Return the output of a step: the loss of the model's outputs against the targets of the batch.
+    """Return the outputs of a step, with the loss of the model's outputs against the targets of the batch.
 
-    Errors of the model and of the loss function leave with notes on what they were called with.
+    Errors of the model and of the loss function get notes on their arguments.
 
     Args:
         model: The model, as a step calls it.
         loss_func: Called with the model's outputs and the targets. None for a model that returns its own loss when it
             is called with the items of a mapping, ``model(**batch)``.
         batch: Inputs and targets at the indices 0 and 1, or a mapping.
-        method: The method that is not overridden, for messages.
-        checked: The methods whose first batch of the run was looked at; this one is added.
+        method: The method of the step, for messages.
+        checked: The methods whose first batch of the run was checked; this method is added.
 
     Raises:
         ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
-        BatchMismatchError: Torch would compute the loss of other pairs of outputs and targets than were meant.
+        BatchMismatchError: Outputs and targets have shapes with which torch would compute a wrong loss.
     """
     if loss_func is None and is_mapping(batch):
         return _loss_of_model(model, batch)
@@ -457,15 +457,15 @@ def calculate_batch_loss(
 
 
 def predict_batch(model: nn.Module, batch: Any) -> Any:
-    """Return what the model makes of the inputs of a batch.
+    """Return the outputs of the model for the inputs of a batch.
 
     Args:
         model: The model.
-        batch: A mapping, with whose items the model is called; a list or a tuple, of which the first item is the
-            inputs; or the inputs.
+        batch: A mapping, with whose items the model is called; a list or a tuple, whose first item is the inputs; or
+            the inputs.
 
     Returns:
-        The outputs; of a mapping without its ``"loss"``, which is not a prediction.
+        The outputs; if they are a mapping, without its ``"loss"``, which is not a prediction.
 
     Raises:
         BatchMismatchError: The model takes other arguments.
@@ -480,7 +480,7 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
             raise
         name = type(unwrap_model(model, keep_torch_compile=False)).__name__
         raise BatchMismatchError(
-            f"A trainer without predict_batch calls the model with the inputs of a batch, and {name} takes others.",
+            f"Without predict_batch, a trainer calls the model with the inputs of a batch; {name} takes other arguments.",
             given=f"{describe_batch(batch)} as a batch",
             do="Override predict_batch(self, batch) in a subclass of Trainer, and call self.model in it.",
         ) from error
@@ -493,7 +493,7 @@ def forward_takes(model: nn.Module, *args: object, **kwargs: object) -> bool:
     """Whether the model's ``forward`` takes such arguments."""
     plain = unwrap_model(model, keep_torch_compile=False)
     try:
-        # that of the class: mixed precision replaces the method of the instance
+        # the method of the class: mixed precision replaces the method of the instance
         inspect.signature(type(plain).forward).bind(plain, *args, **kwargs)
     except TypeError:
         return False
@@ -501,7 +501,7 @@ def forward_takes(model: nn.Module, *args: object, **kwargs: object) -> bool:
 
 
 def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: str) -> None:
-    """Show the step for a batch of more than two items, or for a model of several inputs, as an error may need it."""
+    """Add an example step to an error for a batch of more than two items, or a model of several inputs."""
     last = len(batch) - 1 if issubclass(type(batch), (list, tuple)) else 1
     if last <= 1 and forward_takes(model, None):
         return
@@ -510,13 +510,13 @@ def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: st
     if is_mapping(batch[0]) or isinstance(batch[0], list | tuple):
         arguments = "**batch[0]" if is_mapping(batch[0]) else "*batch[0]"
     error.add_note(
-        "The default step calls the model with batch[0], and takes batch[1] for the targets, which may not be meant. "
+        "The default step calls the model with batch[0], and uses batch[1] as the targets, which may be wrong. "
         f"{_override(arguments, f'batch[{last}]', method)}"
     )
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
-    """Anything with the indices 0 and 1 is taken apart, unless they are two samples of a single tensor."""
+    """Return the items at the indices 0 and 1, unless they are two samples of a single tensor."""
     if is_mapping(batch):
         is_one_thing = not {0, 1} <= set(batch.keys())
     else:
@@ -530,7 +530,7 @@ def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any,
 
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
-    """The length of the targets, unless they are several tensors: then the length of the inputs."""
+    """Return the length of the targets or, if they are several tensors, of the inputs."""
     for item in (targets, inputs):
         if isinstance(item, Tensor) and item.dim() > 0:
             return len(item)
@@ -561,16 +561,16 @@ def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> Con
     if "labels" in names and forward_takes(model, **names):
         do = "Pass loss_func=None to the trainer: the model takes the labels, and returns the loss itself."
     elif lists_of_numbers(batch):
-        do = 'Let the dataset return tensors instead of lists: one of `datasets` does after with_format("torch").'
+        do = 'Let the dataset return tensors instead of lists: a dataset of `datasets` does after with_format("torch").'
     return ConfigurationError(
-        "The default step cannot take this batch apart into inputs and targets, the items at index 0 and 1.",
+        "The default step cannot split this batch into inputs and targets, the items at index 0 and 1.",
         given=describe_batch(batch),
         do=do,
     )
 
 
 def _override(arguments: str, targets: str, method: str) -> str:
-    """The lines that call the model and the loss function with parts of a batch."""
+    """Return the code of a step that calls the model and the loss function with parts of a batch."""
     lines = [
         "Override the step in a subclass of Trainer, for example:",
         f"def {method}(self, batch):",
@@ -584,7 +584,7 @@ def _override(arguments: str, targets: str, method: str) -> str:
 
 
 def _expressions(batch: object) -> tuple[str, str]:
-    """What are probably the inputs and the targets of a batch; for an autoencoder they are the same."""
+    """Return expressions that are probably the inputs and the targets of a batch; an autoencoder has the same."""
     parts = ["batch[0]" if issubclass(type(batch), (list, tuple)) and batch else "batch"]
     if is_mapping(batch):
         parts = [f"batch[{key!r}]" for key in [*batch.keys()]] or parts

@@ -1,7 +1,7 @@
-"""Numbers that are known only once a run starts, for use in the arguments of a scheduler factory.
+"""Placeholders in the arguments of a scheduler factory for numbers that are known only when a run starts.
 
-To a type checker a placeholder is an ``int``, so that it fits wherever a scheduler takes one. At run time it
-is not a number: arithmetic builds an expression, and anything that needs the number now raises an error.
+For a type checker a placeholder is an ``int``, so that any argument of a scheduler accepts it. At run time it is not a
+number: arithmetic builds an expression, and code that needs the number raises an error.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 else:
 
     class _Unresolved:
-        """Raises an error when a number is needed: a wrong one would train silently with a wrong schedule."""
+        """Raises an error if a number is needed, because a wrong number would be a wrong schedule."""
 
-        __array_ufunc__ = None  # or a numpy array would become an array of expressions
+        __array_ufunc__ = None  # otherwise a numpy array would become an array of expressions
 
         def _refuse(self, *_operands: object) -> NoReturn:
             raise ArgumentTypeError(
@@ -52,7 +52,7 @@ _Operator: TypeAlias = "Callable[[_Arithmetic, float], PlaceholderExpression]"
 
 
 def _operator(symbol: str, *, is_swapped: bool = False) -> _Operator:
-    """Return a method that writes an operation down, or leaves the operand that is not a number to Python's error."""
+    """Return a method that builds an expression, or returns NotImplemented for an operand that is not a number."""
 
     def write_down(self: _Arithmetic, other: float, /) -> PlaceholderExpression:
         if not isinstance(other, numbers.Real | _Arithmetic):
@@ -82,16 +82,16 @@ class _Arithmetic(_Unresolved):
         return self * -1
 
     def resolve(self, values: Mapping[str, float]) -> float:
-        """Return the number that this stands for.
+        """Return the number for the values of a run.
 
         Args:
             values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
 
         Returns:
-            An int where Python's own arithmetic on the same numbers gives one: ``/`` always gives a float.
+            An int or a float, as in Python's arithmetic: ``/`` always gives a float.
 
         Raises:
-            ConfigurationError: ``values`` lacks a placeholder that is needed.
+            ConfigurationError: ``values`` lacks a placeholder of the expression.
             ZeroDivisionError: The expression divides by zero.
         """
         raise NotImplementedError
@@ -99,14 +99,14 @@ class _Arithmetic(_Unresolved):
 
 @dataclass(frozen=True, repr=False)
 class PlaceholderExpression(_Arithmetic):
-    """The result of arithmetic on placeholders, worked out by the trainer when the run starts.
+    """The result of arithmetic on placeholders, which the trainer evaluates when the run starts.
 
-    Made by writing the arithmetic down, not by calling this class.
+    Write the arithmetic instead of calling this class.
 
     Attributes:
-        symbol: One of ``+ - * / //``.
+        symbol: The operator: ``+``, ``-``, ``*``, ``/`` or ``//``.
         left: The operand before the symbol.
-        right: The operand after it.
+        right: The operand after the symbol.
 
     Example:
         >>> expression = TrainerPlaceholderValues.NUM_EPOCHS * 2 + 1
@@ -140,16 +140,17 @@ class PlaceholderExpression(_Arithmetic):
 
 
 class TrainerPlaceholderValues(_Arithmetic, Enum):
-    """Numbers of a run that a learning rate schedule may depend on.
+    """Placeholders for numbers of a run, in the arguments of a learning rate scheduler.
 
-    The trainer replaces them in the arguments of a ``functools.partial`` that is given as
-    ``create_scheduler_fn``. They can be combined with numbers and with each other by ``+ - * / //``.
+    Use them if a schedule depends on the length of the run, so that you need not compute it. The trainer replaces them
+    in the arguments of a ``functools.partial`` that is passed as ``create_scheduler_fn``. They can be combined with
+    numbers and with each other by ``+ - * / //``.
 
     Attributes:
         NUM_EPOCHS: Epochs of the run.
-        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in one epoch, which is how often a scheduler is stepped;
-            the same on any number of processes.
-        TRAIN_DATALOADER_LEN: Training batches of one process in one epoch.
+        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch, after each of which the scheduler is stepped; the
+            same on any number of processes.
+        TRAIN_DATALOADER_LEN: Training batches of one process in an epoch.
         EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
         PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``: each process
             takes part in each update.
@@ -185,7 +186,7 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
         if self._value_ not in values:
             raise ConfigurationError(
                 f"{self} has no value in this run, only values for {', '.join(values) or 'nothing'}. Use another, or "
-                "give the run what this one counts, such as a Trainer's eval_dataset."
+                "pass the data that it counts, for example eval_dataset."
             )
         return values[self._value_]
 
@@ -195,21 +196,21 @@ _SchedulerT = TypeVar("_SchedulerT")
 
 
 def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:
-    """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
+    """Replace the placeholders in the arguments of a ``functools.partial`` with their numbers.
 
-    Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them.
-    What was given is left as it was, so that it serves the next run too. A whole number becomes an int, even if a float
-    has scaled it; a fraction, where something is divided by a placeholder, stays a float.
+    Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them. The partial
+    itself is not changed, so that the next run can use it too. A whole number becomes an int, even if a float scaled
+    it; a fraction, if a number is divided by a placeholder, stays a float.
 
     Args:
-        factory: A partial, or any other factory, which comes back unchanged.
+        factory: A partial; any other factory is returned unchanged.
         values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
 
     Returns:
         A partial of the same function without placeholders.
 
     Raises:
-        ConfigurationError: ``values`` lacks a placeholder that is used.
+        ConfigurationError: ``values`` lacks a placeholder.
         ZeroDivisionError: An expression divides by zero.
 
     Example:
@@ -228,12 +229,12 @@ def create_scheduler(
     Args:
         factory: Called with the optimizer.
         optimizer: The optimizer.
-        values: As for ``resolve_placeholders``.
+        values: The numbers of the run; see ``resolve_placeholders``.
 
     Raises:
-        ArgumentTypeError: What was given is not a factory, or it returned no scheduler.
-        ConfigurationError: As ``resolve_placeholders``, or the scheduler is one of another optimizer.
-        ZeroDivisionError: As ``resolve_placeholders``.
+        ArgumentTypeError: ``factory`` is not a factory, or did not return a scheduler.
+        ConfigurationError: ``values`` lacks a placeholder, or the scheduler belongs to another optimizer.
+        ZeroDivisionError: An expression divides by zero.
     """
     check_scheduler_factory(factory)
     scheduler = resolve_placeholders(factory, values)(optimizer)
@@ -245,7 +246,7 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     """Return ``value`` with every placeholder in it replaced."""
     if isinstance(value, _Arithmetic):
         number = value.resolve(values)
-        # torch's schedulers take no float for a count, and no int for a fraction
+        # torch's schedulers do not accept a float for a count, or an int for a fraction
         return int(number) if float(number).is_integer() and not _divides_by_placeholder(value) else number
     if isinstance(value, partial):
         function: Callable[..., object] = value.func
@@ -259,13 +260,13 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     if isinstance(value, list | tuple):
         sequence = cast("Sequence[object]", value)
         items = [_resolve(item, values) for item in sequence]
-        make: Any = getattr(sequence, "_make", type(sequence))  # how a named tuple is made from an iterable
+        make: Any = getattr(sequence, "_make", type(sequence))  # the constructor of a named tuple from an iterable
         return make(items)
     return value
 
 
 def _divides_by_placeholder(operand: object) -> bool:
-    """Whether a number is not a count even where it is whole."""
+    """Whether an expression divides by a placeholder, so that even a whole result is not a count."""
     if not isinstance(operand, PlaceholderExpression):
         return False
     divides = operand.symbol == "/" and isinstance(operand.right, _Arithmetic)
