@@ -361,7 +361,7 @@ def test_lists_that_were_taken_apart_are_named(kind: type[Trainer[Any]]) -> None
     with pytest.raises(TypeError) as caught:
         trainer_of(WithLoss(), None, kind).train(ROWS, 1, train_dataloader_kwargs={"num_workers": 0})
     assert any(
-        "'pixels' were taken apart" in note and 'with_format("torch")' in note for note in caught.value.__notes__
+        "'pixels' were collated by position" in note and 'with_format("torch")' in note for note in caught.value.__notes__
     )
 
 

@@ -480,7 +480,7 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
             raise
         name = type(unwrap_model(model, keep_torch_compile=False)).__name__
         raise BatchMismatchError(
-            f"Without predict_batch, a trainer calls the model with the inputs of a batch; {name} takes other arguments.",
+            f"Without predict_batch, a trainer calls the model with the inputs of a batch; {name} takes others.",
             given=f"{describe_batch(batch)} as a batch",
             do="Override predict_batch(self, batch) in a subclass of Trainer, and call self.model in it.",
         ) from error
