@@ -360,9 +360,8 @@ def test_lists_that_were_taken_apart_are_named(kind: type[Trainer[Any]]) -> None
     """Collation makes a list of tensors of the lists in samples, with which no model can do anything."""
     with pytest.raises(TypeError) as caught:
         trainer_of(WithLoss(), None, kind).train(ROWS, 1, train_dataloader_kwargs={"num_workers": 0})
-    assert any(
-        "'pixels' were collated by position" in note and 'with_format("torch")' in note for note in caught.value.__notes__
-    )
+    notes = caught.value.__notes__
+    assert any("'pixels' were collated by position" in note and 'with_format("torch")' in note for note in notes)
 
 
 def test_lists_that_the_default_step_cannot_use_are_named() -> None:
