@@ -21,6 +21,25 @@ class Program(NamedTuple):
     arguments: dict[str, Any]
 
 
+def program(
+    trainer: Trainer,
+    train_dataset: Any,
+    num_epochs: int,
+    eval_dataset: Any = None,
+    per_device_batch_size: int | None = 32,
+    **options: Any,
+) -> Program:
+    """A program that trains in this way; what is None is left to ``train``."""
+    arguments = {
+        "train_dataset": train_dataset,
+        "num_epochs": num_epochs,
+        "eval_dataset": eval_dataset,
+        "per_device_batch_size": per_device_batch_size,
+        **options,
+    }
+    return Program(trainer, {name: value for name, value in arguments.items() if value is not None})
+
+
 class Case(NamedTuple):
     """A program of a corpus.
 
@@ -45,7 +64,11 @@ class Corpus:
         """A decorator of functions that make a program, whose docstrings say what is wrong; see `Case`."""
 
         def add(make: Callable[..., Program]) -> Callable[..., Program]:
-            self.cases[make.__name__] = Case(make, " ".join((make.__doc__ or "").split()), keywords)
+            def seeded(right: bool = False) -> Program:
+                torch.manual_seed(0)
+                return make(right) if keywords else make()
+
+            self.cases[make.__name__] = Case(seeded, " ".join((make.__doc__ or "").split()), keywords)
             return make
 
         return add

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 from pa_data.orders import Sequential
-from tests.unseen.corpus import Corpus, Program, digits, parts
+from tests.unseen.corpus import Corpus, Program, digits, parts, program
 
 healthy = Corpus()
 PROGRAMS = healthy.cases
@@ -27,7 +27,6 @@ PROGRAMS = healthy.cases
 @healthy()
 def hinge_gan() -> Program:
     """The loss is a score with its sign turned, and the discriminator has its own optimizer and steps in the step."""
-    torch.manual_seed(0)
     angle = torch.rand(2000) * 2 * math.pi
     circle = torch.stack([angle.cos(), angle.sin()], dim=1) + 0.05 * torch.randn(2000, 2)
     generator = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -47,14 +46,14 @@ def hinge_gan() -> Program:
             return {"loss": -critic(made).mean(), "model_outputs": made, "batch_size": len(real)}
 
     trainer = GanTrainer(generator, None, Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.9)))
-    arguments = {"train_dataset": TensorDataset(circle), "num_epochs": 20, "per_device_batch_size": 64}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": {"drop_last": True}})
+    return program(
+        trainer, TensorDataset(circle), 20, per_device_batch_size=64, train_dataloader_kwargs={"drop_last": True}
+    )
 
 
 @healthy()
 def contrastive_pairs() -> Program:
     """Each sample is compared with all others of its batch on purpose, and there are no targets."""
-    torch.manual_seed(0)
     pixels, _ = digits()
 
     class SimClrTrainer(Trainer):
@@ -77,15 +76,20 @@ def contrastive_pairs() -> Program:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     trainer = SimClrTrainer(model, None, AdamW(model.parameters(), lr=2e-3))
     kwargs = {"drop_last": True}
-    arguments = {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data}
-    others = {"per_device_batch_size": 128, "train_dataloader_kwargs": kwargs, "eval_dataloader_kwargs": kwargs}
-    return Program(trainer, {**arguments, **others})
+    return program(
+        trainer,
+        train_data,
+        10,
+        eval_data,
+        per_device_batch_size=128,
+        train_dataloader_kwargs=kwargs,
+        eval_dataloader_kwargs=kwargs,
+    )
 
 
 @healthy()
 def energy_based() -> Program:
     """The loss is a difference of energies: it starts at zero and goes below, and noise makes the negatives."""
-    torch.manual_seed(0)
     points = torch.randn(1500, 2) * 0.15 + torch.tensor([[1.0, 1.0], [-1.0, 0.5]])[torch.randint(2, (1500,))]
 
     class EnergyTrainer(Trainer):
@@ -99,13 +103,12 @@ def energy_based() -> Program:
 
     model = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     trainer = EnergyTrainer(model, None, Adam(model.parameters(), lr=1e-3))
-    return Program(trainer, {"train_dataset": TensorDataset(points), "num_epochs": 12, "per_device_batch_size": 64})
+    return program(trainer, TensorDataset(points), 12, per_device_batch_size=64)
 
 
 @healthy()
 def policy_gradient() -> Program:
     """A contextual bandit by REINFORCE: the loss is near zero all the time, and the logged reward rises."""
-    torch.manual_seed(0)
     contexts, best = torch.randn(2000, 6), torch.randn(6, 4)
 
     class BanditTrainer(Trainer):
@@ -123,14 +126,12 @@ def policy_gradient() -> Program:
     rewards = ((contexts @ best).argmax(dim=1)[:, None] == torch.arange(4)).float()
     model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 4))
     trainer = BanditTrainer(model, None, Adam(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": TensorDataset(contexts, rewards), "num_epochs": 15, "per_device_batch_size": 100}
-    return Program(trainer, arguments)
+    return program(trainer, TensorDataset(contexts, rewards), 15, per_device_batch_size=100)
 
 
 @healthy()
 def tied_autoencoder() -> Program:
     """The decoder is the transposed encoder, without parameters besides a bias, and inputs are the targets."""
-    torch.manual_seed(0)
     pixels, _ = digits()
 
     class TiedAutoencoder(nn.Module):
@@ -147,16 +148,12 @@ def tied_autoencoder() -> Program:
     train_data, eval_data = parts(pixels, pixels)
     model = TiedAutoencoder()
     trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 10, eval_data, per_device_batch_size=64)
 
 
 @healthy()
 def huge_learning_rate() -> Program:
     """Voltages of a hundredth make tiny gradients, so plain gradient descent needs a learning rate of 2,000."""
-    torch.manual_seed(0)
     tones = torch.randint(3, (1200,))
     time = torch.arange(40) / 40
     voltages = 0.01 * torch.sin(2 * math.pi * (3 + 2 * tones[:, None]) * time) + 0.004 * torch.randn(1200, 40)
@@ -164,16 +161,12 @@ def huge_learning_rate() -> Program:
     model = nn.Linear(40, 3, bias=False)
     nn.init.zeros_(model.weight)
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=2000.0))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 6, eval_data, per_device_batch_size=64)
 
 
 @healthy()
 def tiny_learning_rate() -> Program:
     """A loss summed over a batch of wide outputs has gradients in the thousands, for which 2e-5 is right."""
-    torch.manual_seed(0)
     inputs = torch.randn(1000, 20)
     targets = inputs @ torch.randn(20, 400) + 0.1 * torch.randn(1000, 400)
 
@@ -183,14 +176,14 @@ def tiny_learning_rate() -> Program:
     train_data, eval_data = parts(inputs, targets)
     model = nn.Linear(20, 400)
     trainer = Trainer(model, summed_error, SGD(model.parameters(), lr=2e-5))
-    arguments = {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 50}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": {"drop_last": True}})
+    return program(
+        trainer, train_data, 10, eval_data, per_device_batch_size=50, train_dataloader_kwargs={"drop_last": True}
+    )
 
 
 @healthy()
 def one_class() -> Program:
     """One-class learning: all training targets are the same centre, and the layers have no bias, so as not to cheat."""
-    torch.manual_seed(0)
     pixels, names = digits()
     normal, odd = pixels[names == 3], pixels[names != 3]
     model = nn.Sequential(nn.Linear(64, 32, bias=False), nn.LeakyReLU(0.1), nn.Linear(32, 8, bias=False))
@@ -208,16 +201,12 @@ def one_class() -> Program:
 
     train_data, eval_data = parts(normal, centre.expand(len(normal), 8))
     trainer = OneClassTrainer(model, nn.MSELoss(), Adam(model.parameters(), lr=1e-3, weight_decay=1e-5))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 16},
-    )
+    return program(trainer, train_data, 15, eval_data, per_device_batch_size=16)
 
 
 @healthy()
 def differential_equation() -> Program:
     """Solves u' = -2u, u(0) = 1: the targets are all zero, because they are the residuals of the equation."""
-    torch.manual_seed(0)
     time = torch.linspace(0, 2, 512)[:, None]
 
     class EquationTrainer(Trainer):
@@ -235,13 +224,12 @@ def differential_equation() -> Program:
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     trainer = EquationTrainer(model, None, Adam(model.parameters(), lr=2e-3))
     dataset = TensorDataset(time, torch.zeros_like(time))
-    return Program(trainer, {"train_dataset": dataset, "num_epochs": 80, "per_device_batch_size": 64})
+    return program(trainer, dataset, 80, per_device_batch_size=64)
 
 
 @healthy()
 def random_features() -> Program:
     """The first layer is random and frozen on purpose; only the layer behind it learns."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     features = nn.Linear(64, 512)
@@ -249,17 +237,12 @@ def random_features() -> Program:
     features.requires_grad_(False)
     head = nn.Linear(512, 10)
     model = nn.Sequential(features, nn.ReLU(), head)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(head.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), AdamW(head.parameters(), lr=3e-3)), train_data, 5, eval_data)
 
 
 @healthy()
 def rare_class_weighted() -> Program:
     """One sample in thirty is positive; the weight of 29 is the inverse, and misses cost as much as false alarms."""
-    torch.manual_seed(0)
     is_rare = (torch.arange(3000) % 30 == 0)[torch.randperm(3000)].float()
     features = torch.randn(3000, 8) + 1.2 * is_rare[:, None]
 
@@ -267,16 +250,12 @@ def rare_class_weighted() -> Program:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(29.0))
     trainer = Trainer(model, loss, Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 100},
-    )
+    return program(trainer, train_data, 5, eval_data, per_device_batch_size=100)
 
 
 @healthy()
 def curriculum() -> Program:
     """The samples come sorted by their difficulty, clear ones first, and are not shuffled."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_pixels, train_names = pixels[:1400], names[:1400]
     noise = torch.linspace(0.0, 0.5, 1400)[:, None]
@@ -284,14 +263,12 @@ def curriculum() -> Program:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3))
     eval_data = TensorDataset(pixels[1400:], names[1400:])
-    arguments = {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "order": Sequential()})
+    return program(trainer, train_data, 6, eval_data, order=Sequential())
 
 
 @healthy()
 def mean_teacher() -> Program:
     """The teacher is an average of the student, has no optimizer, and its outputs change during the run."""
-    torch.manual_seed(0)
     pixels, names = digits()
     student = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
     labelled = torch.where(torch.arange(len(names)) % 10 == 0, names, -1)
@@ -320,16 +297,12 @@ def mean_teacher() -> Program:
     optimizer = Adam(student.parameters(), lr=2e-3)
     trainer = MeanTeacherTrainer(student, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, Averaging()])
     trainer.add_module("teacher", copy.deepcopy(student).requires_grad_(False))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 15, eval_data, per_device_batch_size=64)
 
 
 @healthy()
 def several_tasks() -> Program:
     """Two tasks share a trunk, half of the targets of one are missing and masked, and the other is scaled down."""
-    torch.manual_seed(0)
     inputs = torch.randn(1500, 10)
     kind = (inputs[:, :3].sum(dim=1) > 0).float()
     amount = 1000 + 200 * inputs[:, 3] * inputs[:, 4].sign()
@@ -356,16 +329,12 @@ def several_tasks() -> Program:
     train_data, eval_data = parts(inputs, torch.stack([kind, amount], dim=1))
     model = TwoHeads()
     trainer = Trainer(model, loss_of_both, AdamW(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 12, "eval_dataset": eval_data, "per_device_batch_size": 50},
-    )
+    return program(trainer, train_data, 12, eval_data, per_device_batch_size=50)
 
 
 @healthy()
 def in_place_operations() -> Program:
     """The forward pass works in place where autograd allows it, and the dataset returns views of one long recording."""
-    torch.manual_seed(0)
     recording = torch.sin(torch.arange(6000) / 9) + 0.2 * torch.randn(6000)
 
     class Windows(Dataset[tuple[Tensor, Tensor]]):
@@ -395,14 +364,20 @@ def in_place_operations() -> Program:
     model = Residual()
     trainer = Trainer(model, nn.MSELoss(), Adam(model.parameters(), lr=2e-3))
     kwargs = {"batch_size": 32, "num_workers": 0}
-    arguments = {"train_dataset": Windows(0, 1100), "num_epochs": 8, "eval_dataset": Windows(4500, 350)}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": kwargs, "eval_dataloader_kwargs": kwargs})
+    return program(
+        trainer,
+        Windows(0, 1100),
+        8,
+        Windows(4500, 350),
+        per_device_batch_size=None,
+        train_dataloader_kwargs=kwargs,
+        eval_dataloader_kwargs=kwargs,
+    )
 
 
 @healthy()
 def sparse_embeddings() -> Program:
     """Word vectors by negative sampling: sparse gradients, two tables, and most rows get no gradient in an update."""
-    torch.manual_seed(0)
     topic = torch.randint(20, (4000,))
     centres, contexts = (50 * topic + torch.randint(50, (4000,)) for _ in range(2))
 
@@ -430,13 +405,12 @@ def sparse_embeddings() -> Program:
     model = SkipGram()
     trainer = SkipGramTrainer(model, None, SparseAdam(list(model.parameters()), lr=0.02))
     dataset = TensorDataset(centres, contexts)
-    return Program(trainer, {"train_dataset": dataset, "num_epochs": 15, "per_device_batch_size": 128})
+    return program(trainer, dataset, 15, per_device_batch_size=128)
 
 
 @healthy()
 def quantiles() -> Program:
     """Three outputs for one target, by broadcasting on purpose: the 10, 50 and 90 % quantiles of a noisy value."""
-    torch.manual_seed(0)
     inputs = 4 * torch.rand(2000, 1) - 2
     targets = inputs.sin() + (0.1 + 0.2 * inputs.abs()) * torch.randn(2000, 1)
     levels = torch.tensor([0.1, 0.5, 0.9])
@@ -457,10 +431,7 @@ def quantiles() -> Program:
     train_data, eval_data = parts(inputs, targets)
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 3))
     trainer = QuantileTrainer(model, pinball_loss, Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 20, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 20, eval_data, per_device_batch_size=64)
 
 
 @healthy()
@@ -471,13 +442,12 @@ def four_samples() -> Program:
     dataset = TensorDataset(inputs, torch.tensor([[0.0], [1.0], [1.0], [0.0]]))
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     trainer = Trainer(model, nn.BCEWithLogitsLoss(), Adam(model.parameters(), lr=0.05))
-    return Program(trainer, {"train_dataset": dataset, "num_epochs": 300, "per_device_batch_size": 4})
+    return program(trainer, dataset, 300, per_device_batch_size=4)
 
 
 @healthy()
 def mixture_density() -> Program:
     """The negative log-likelihood of a narrow density is negative, and a value of the input has several answers."""
-    torch.manual_seed(0)
     inputs = torch.rand(2000, 1)
     targets = (0.3 * inputs + 0.05) * torch.where(torch.rand(2000, 1) < 0.5, 1.0, -1.0) + 0.01 * torch.randn(2000, 1)
 
@@ -490,16 +460,12 @@ def mixture_density() -> Program:
     train_data, eval_data = parts(inputs, targets)
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 9))
     trainer = Trainer(model, negative_log_likelihood, Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 12, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 12, eval_data, per_device_batch_size=64)
 
 
 @healthy()
 def last_layer_of_zeros() -> Program:
     """The last layer starts at zero, so the first prediction is the mean; the warm-up starts at a rate of zero."""
-    torch.manual_seed(0)
     data, values = load_diabetes(return_X_y=True)
     rows = torch.tensor(data, dtype=torch.float32)
     target = torch.tensor(values, dtype=torch.float32)[:, None]
@@ -514,5 +480,11 @@ def last_layer_of_zeros() -> Program:
         return min(1.0, update / 20)
 
     trainer = Trainer(model, nn.MSELoss(), AdamW(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 16}
-    return Program(trainer, {**arguments, "create_scheduler_fn": partial(LambdaLR, lr_lambda=warm_up)})
+    return program(
+        trainer,
+        train_data,
+        15,
+        eval_data,
+        per_device_batch_size=16,
+        create_scheduler_fn=partial(LambdaLR, lr_lambda=warm_up),
+    )

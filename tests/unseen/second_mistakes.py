@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 from pa_core import DEFAULT_CALLBACKS, SaveBestModelCallback, Trainer
-from tests.unseen.corpus import Corpus, Program, digits, parts
+from tests.unseen.corpus import Corpus, Program, digits, parts, program
 
 mistake = Corpus()
 PROGRAMS = mistake.cases
@@ -33,7 +33,6 @@ IN_PROCESS = {"num_workers": 0}
 @mistake("scale", "standardi", "normali", "deviation", "magnitude", "large")
 def mean_and_deviation_swapped(right: bool = False) -> Program:
     """The inputs are standardised with mean and deviation in each other's place, and come out in the hundreds."""
-    torch.manual_seed(0)
     readings = torch.randn(800, 12) * 5 + torch.linspace(-0.08, 0.08, 12)
     faulty = (readings[:, :4].sum(1) > readings[:, 4:6].sum(1)).long()
     mean, deviation = readings.mean(0), readings.std(0)
@@ -41,17 +40,12 @@ def mean_and_deviation_swapped(right: bool = False) -> Program:
         mean, deviation = deviation, mean
     train_data, eval_data = parts((readings - mean) / deviation, faulty)
     model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=1e-3)), train_data, 10, eval_data)
 
 
 @mistake("-999", "missing", "sentinel", "outlier", "placeholder")
 def missing_values_are_numbers(right: bool = False) -> Program:
     """Missing values stay in the table as -999, so that standardising squeezes the real values into a thousandth."""
-    torch.manual_seed(0)
     table = torch.randn(1000, 8)
     label = (table[:, 0] * table[:, 1] + table[:, 2] > 0).long()
     is_missing = torch.rand(table.shape) < 0.1
@@ -60,17 +54,12 @@ def missing_values_are_numbers(right: bool = False) -> Program:
     deviation = (table[:800] - mean).square().nanmean(0).sqrt()
     train_data, eval_data = parts(((table - mean) / deviation).nan_to_num(0.0), label)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3)), train_data, 15, eval_data)
 
 
 @mistake("reshape", "permute", "channel", "scrambl", "layout", "neighbour")
 def channels_by_reshape(right: bool = False) -> Program:
     """Images of height, width, channels are brought to channels first by reshape, not permute, which scrambles them."""
-    torch.manual_seed(0)
     colours = torch.randint(3, (600,))
     pixels = torch.full((600, 16, 16, 3), 90.0)
     for image, colour in zip(pixels, colours.tolist(), strict=True):
@@ -81,17 +70,12 @@ def channels_by_reshape(right: bool = False) -> Program:
     train_data, eval_data = parts(images, colours)
     layers = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3)), train_data, 5, eval_data)
 
 
 @mistake("unk", "unknown", "same token", "one token", "vocab", "share of the tokens", "same value")
 def words_all_unknown(right: bool = False) -> Program:
     """The vocabulary is in lower case and the texts are not, so nearly every word is the token for unknown words."""
-    torch.manual_seed(0)
     good, bad = ["Great", "Lovely", "Superb", "Enjoyable"], ["Awful", "Boring", "Dull", "Tedious"]
     other = ["Film", "Plot", "Actor", "Scene", "Story", "Music", "Director", "Ending", "and", "the"]
     vocabulary = {word.lower(): number for number, word in enumerate(good + bad + other, start=2)}
@@ -104,17 +88,12 @@ def words_all_unknown(right: bool = False) -> Program:
     labels = torch.randint(2, (600,))
     train_data, eval_data = parts(torch.tensor([tokens(label) for label in labels.tolist()]), labels)
     model = nn.Sequential(nn.EmbeddingBag(len(vocabulary) + 2, 16), nn.Linear(16, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.02))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.02)), train_data, 8, eval_data)
 
 
 @mistake("__len__", "length", "never", "rows", "part of the", "unused", "of the samples")
 def length_in_batches(right: bool = False) -> Program:
     """The dataset's length is its number of batches, as in Keras, so all but the first samples are never trained on."""
-    torch.manual_seed(0)
     pixels, names = digits()
 
     class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -131,8 +110,7 @@ def length_in_batches(right: bool = False) -> Program:
     train_data, eval_data = Digits(pixels[:1400], names[:1400], 32), TensorDataset(pixels[1400:], names[1400:])
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=1e-3))
-    arguments = {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": IN_PROCESS})
+    return program(trainer, train_data, 15, eval_data, train_dataloader_kwargs=IN_PROCESS)
 
 
 # Augmentation and seeds
@@ -141,7 +119,6 @@ def length_in_batches(right: bool = False) -> Program:
 @mistake("in place", "in-place", "modif", "changes the", "changed the", "drift", "overwrit", "stored")
 def augmented_in_place(right: bool = False) -> Program:
     """The augmentation adds its noise to the stored image itself, so the data get noisier with every epoch."""
-    torch.manual_seed(0)
     pixels, names = digits()
 
     class NoisyDigits(Dataset[tuple[Tensor, Tensor]]):
@@ -157,14 +134,12 @@ def augmented_in_place(right: bool = False) -> Program:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=1e-3))
     eval_data = TensorDataset(pixels[1000:].clone(), names[1000:])
-    arguments = {"train_dataset": NoisyDigits(), "num_epochs": 20, "eval_dataset": eval_data}
-    return Program(trainer, {**arguments, "per_device_batch_size": 32, "train_dataloader_kwargs": IN_PROCESS})
+    return program(trainer, NoisyDigits(), 20, eval_data, train_dataloader_kwargs=IN_PROCESS)
 
 
 @mistake("seed", "same augmentation", "same random", "generator")
 def seed_for_each_sample(right: bool = False) -> Program:
     """The dataset sets the seed in each __getitem__, so every sample of every epoch gets the same random shift."""
-    torch.manual_seed(0)
     pixels, names = digits()
 
     class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
@@ -186,8 +161,7 @@ def seed_for_each_sample(right: bool = False) -> Program:
     trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3))
     shifted = [ShiftedDigits.shift(image) for image in pixels[1200:]]
     eval_data = TensorDataset(torch.stack(shifted), names[1200:])
-    arguments = {"train_dataset": ShiftedDigits(), "num_epochs": 15, "eval_dataset": eval_data}
-    return Program(trainer, {**arguments, "per_device_batch_size": 32, "train_dataloader_kwargs": IN_PROCESS})
+    return program(trainer, ShiftedDigits(), 15, eval_data, train_dataloader_kwargs=IN_PROCESS)
 
 
 # Labels and targets
@@ -196,7 +170,6 @@ def seed_for_each_sample(right: bool = False) -> Program:
 @mistake("align", "permut", "unrelated", "relation", "chance", "belong", "no better", "constant")
 def labels_shuffled_apart(right: bool = False) -> Program:
     """Inputs and labels are shuffled by two different permutations, so they do not belong together."""
-    torch.manual_seed(0)
     pixels, names = digits()
     order = torch.randperm(len(names))
     pixels = pixels[order]
@@ -205,18 +178,13 @@ def labels_shuffled_apart(right: bool = False) -> Program:
     names = names[order]
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3)), train_data, 5, eval_data)
 
 
 @mistake("uint8", "255", "256", "overflow", "never occur", "no label", "without a sample", "no sample")
 def labels_overflow(right: bool = False) -> Program:
     """300 classes are stored as uint8, so classes 256 to 299 are counted as 0 to 43."""
     generator = np.random.default_rng(0)
-    torch.manual_seed(0)
     centres = generator.normal(size=(300, 48))
     labels = generator.permutation(np.repeat(np.arange(300), 10))
     features = torch.tensor(centres[labels] + 0.3 * generator.normal(size=(3000, 48)), dtype=torch.float32)
@@ -224,16 +192,12 @@ def labels_overflow(right: bool = False) -> Program:
     train_data, eval_data = parts(features, torch.from_numpy(stored.astype(np.int64)))
     model = nn.Sequential(nn.Linear(48, 256), nn.ReLU(), nn.Linear(256, 300))
     trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 8, eval_data, per_device_batch_size=64)
 
 
 @mistake("-1", "collapse", "no loss", "zero loss", "costs nothing", "cosineembedding")
 def pairs_labelled_zero(right: bool = False) -> Program:
     """Pairs have labels 0 and 1 for a loss that wants -1 and 1: a 0 costs nothing, and all embeddings end up equal."""
-    torch.manual_seed(0)
     pixels, names = digits()
     first, second = torch.randint(len(names), (2, 3000))
     second[:1000] = torch.stack([(names == names[i]).nonzero()[i % 100, 0] for i in first[:1000]])
@@ -249,16 +213,12 @@ def pairs_labelled_zero(right: bool = False) -> Program:
         return loss
 
     trainer = Trainer(model, loss_of_pairs, Adam(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 6, eval_data, per_device_batch_size=64)
 
 
 @mistake("sigmoid", "range", "bounded", "outside", "reach", "pixel", "between 0 and 1")
 def boxes_in_pixels(right: bool = False) -> Program:
     """Corners of boxes are in pixels, 0 to 64, and the model ends in a sigmoid, which never leaves 0 to 1."""
-    torch.manual_seed(0)
     corners = torch.randint(0, 40, (500, 2))
     sizes = torch.randint(8, 24, (500, 2))
     boxes = torch.cat([corners, corners + sizes], dim=1)
@@ -269,11 +229,7 @@ def boxes_in_pixels(right: bool = False) -> Program:
     train_data, eval_data = parts(images, targets)
     layers = nn.AvgPool2d(4), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 256, 64), nn.ReLU()
     model = nn.Sequential(*layers, nn.Linear(64, 4), nn.Sigmoid())
-    trainer = Trainer(model, nn.SmoothL1Loss(), Adam(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.SmoothL1Loss(), Adam(model.parameters(), lr=1e-3)), train_data, 8, eval_data)
 
 
 # Splits and leakage
@@ -293,7 +249,6 @@ def boxes_in_pixels(right: bool = False) -> Program:
 )
 def oversampled_before_split(right: bool = False) -> Program:
     """The rare class is oversampled, with a little noise, before the split: copies of trained samples are evaluated."""
-    torch.manual_seed(0)
     rare, common = torch.randn(40, 20) + 0.25, torch.randn(800, 20)
 
     def oversampled(rows: Tensor, count: int) -> Tensor:
@@ -311,17 +266,12 @@ def oversampled_before_split(right: bool = False) -> Program:
     else:
         train_data, eval_data = random_split(labelled(oversampled(rare, 800), common), [0.75, 0.25])
     model = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=3e-3)), train_data, 15, eval_data)
 
 
 @mistake("overlap", "leak", "window", "neighbour", "near-", "nearly the same", "nearest", "duplicate", "in both")
 def overlapping_windows(right: bool = False) -> Program:
     """Overlapping windows of a series are split at random: evaluated ones have neighbours a step away in training."""
-    torch.manual_seed(0)
     series = torch.randn(1100).cumsum(0) / 10
     windows = series.unfold(0, 32, 1)[:-16]
     rises = (series[47:] > series[31:-16]).long()[: len(windows)]
@@ -333,17 +283,12 @@ def overlapping_windows(right: bool = False) -> Program:
     else:
         train_data, eval_data = random_split(dataset, [0.75, 0.25])
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 40, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3)), train_data, 40, eval_data)
 
 
 @mistake("already", "trained before", "earlier run", "fold", "leak", "before training")
 def folds_share_a_model(right: bool = False) -> Program:
     """The model of the second fold is the one that the first fold trained, on what the second evaluates."""
-    torch.manual_seed(0)
     pixels, names = digits()
     noisy = torch.where(torch.rand(len(names)) < 0.2, torch.randint(10, (len(names),)), names)
     dataset = TensorDataset(pixels, noisy)
@@ -362,10 +307,7 @@ def folds_share_a_model(right: bool = False) -> Program:
         model = make_model()
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=3e-3), callbacks=[])
     train_data, eval_data = folds[1]
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 20, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(trainer, train_data, 20, eval_data)
 
 
 # Losses
@@ -374,7 +316,6 @@ def folds_share_a_model(right: bool = False) -> Program:
 @mistake("log_softmax", "log-prob", "logarithm", "log prob", "kldiv", "negative")
 def kl_of_probabilities(right: bool = False) -> Program:
     """KLDivLoss is given the student's probabilities, where it wants their logarithms."""
-    torch.manual_seed(0)
     pixels, names = digits()
     soft = (4 * functional.one_hot(names, 10) + torch.randn(len(names), 10)).softmax(dim=1)
     train_data, eval_data = parts(pixels, soft)
@@ -385,17 +326,12 @@ def kl_of_probabilities(right: bool = False) -> Program:
         loss: Tensor = divergence(logits.log_softmax(dim=1) if right else logits.softmax(dim=1), taught)
         return loss
 
-    trainer = Trainer(student, distillation_loss, Adam(student.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(student, distillation_loss, Adam(student.parameters(), lr=3e-3)), train_data, 10, eval_data)
 
 
 @mistake("pos_weight", "imbalance", "rare", "positive")
 def positive_weight_inverted(right: bool = False) -> Program:
     """pos_weight is positives by negatives instead of negatives by positives, so the rare class counts even less."""
-    torch.manual_seed(0)
     is_fraud = (torch.rand(3000) < 0.06).float()
     features = torch.randn(3000, 10) + is_fraud[:, None] * 0.8
     positives, negatives = is_fraud.sum(), (1 - is_fraud).sum()
@@ -412,16 +348,12 @@ def positive_weight_inverted(right: bool = False) -> Program:
     train_data, eval_data = parts(features, is_fraud[:, None])
     model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
     trainer = FraudTrainer(model, nn.BCEWithLogitsLoss(pos_weight=pos_weight), Adam(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 6, eval_data, per_device_batch_size=64)
 
 
 @mistake("multi-label", "multilabel", "multi-hot", "several", "sum to", "sigmoid", "bce", "binary")
 def tags_in_cross_entropy(right: bool = False) -> Program:
     """Samples with several tags at once are trained with softmax cross entropy, whose targets must sum to one."""
-    torch.manual_seed(0)
     topics = torch.randn(6, 30)
     tags = (torch.rand(1500, 6) < 0.35).float()
     texts = tags @ topics + 0.3 * torch.randn(1500, 30)
@@ -436,17 +368,12 @@ def tags_in_cross_entropy(right: bool = False) -> Program:
     train_data, eval_data = parts(texts, tags)
     model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 6))
     criterion = nn.BCEWithLogitsLoss() if right else nn.CrossEntropyLoss()
-    trainer = TagTrainer(model, criterion, Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(TagTrainer(model, criterion, Adam(model.parameters(), lr=3e-3)), train_data, 8, eval_data)
 
 
 @mistake(" sign", "minus", "1 -", "maximi", "wrong way", "higher for", "perfect", "opposite", "better")
 def overlap_minimised(right: bool = False) -> Program:
     """The loss of the segmentation is the overlap itself, not 1 minus it, so training minimises the overlap."""
-    torch.manual_seed(0)
     masks = torch.zeros(300, 1, 24, 24)
     for mask in masks:
         top, left, height, width = (*torch.randint(0, 12, (2,)).tolist(), *torch.randint(5, 12, (2,)).tolist())
@@ -463,16 +390,12 @@ def overlap_minimised(right: bool = False) -> Program:
     layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
     model = nn.Sequential(*layers, nn.Conv2d(8, 1, 1))
     trainer = Trainer(model, dice_loss, Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 16},
-    )
+    return program(trainer, train_data, 6, eval_data, per_device_batch_size=16)
 
 
 @mistake("temperature", "flat", "uniform", "range of the logits", "log(", "floor", "cannot fall", "spread")
 def temperature_multiplied(right: bool = False) -> Program:
     """Similarities between -1 and 1 are multiplied by the temperature instead of divided, so the softmax stays flat."""
-    torch.manual_seed(0)
     meanings = torch.randn(1200, 8)
     images, captions = meanings @ torch.randn(8, 40), meanings @ torch.randn(8, 40)
     temperature = 0.07
@@ -502,9 +425,16 @@ def temperature_multiplied(right: bool = False) -> Program:
     train_data, eval_data = parts(images, captions)
     model = TwoTowers()
     trainer = MatchingTrainer(model, None, AdamW(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 64}
     kwargs = {"drop_last": True}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": kwargs, "eval_dataloader_kwargs": kwargs})
+    return program(
+        trainer,
+        train_data,
+        10,
+        eval_data,
+        per_device_batch_size=64,
+        train_dataloader_kwargs=kwargs,
+        eval_dataloader_kwargs=kwargs,
+    )
 
 
 @mistake(
@@ -520,7 +450,6 @@ def temperature_multiplied(right: bool = False) -> Program:
 )
 def noise_drawn_twice(right: bool = False) -> Program:
     """The noise to be predicted is drawn again instead of being the noise in the input, so nothing can be learnt."""
-    torch.manual_seed(0)
     angle = 3 * torch.rand(2000) * math.pi
     points = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1) / 5
 
@@ -538,7 +467,7 @@ def noise_drawn_twice(right: bool = False) -> Program:
 
     model = nn.Sequential(nn.Linear(3, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 2))
     trainer = DiffusionTrainer(model, None, Adam(model.parameters(), lr=1e-3))
-    return Program(trainer, {"train_dataset": TensorDataset(points), "num_epochs": 10, "per_device_batch_size": 64})
+    return program(trainer, TensorDataset(points), 10, per_device_batch_size=64)
 
 
 # Class imbalance and sampling
@@ -547,7 +476,6 @@ def noise_drawn_twice(right: bool = False) -> Program:
 @mistake("sampler", "never", "distinct", "few samples", "same samples", "again and again", "of the samples")
 def sampler_of_class_weights(right: bool = False) -> Program:
     """The sampler gets one weight for each class, not for each sample, so it draws the first two samples alone."""
-    torch.manual_seed(0)
     data, malignant = load_breast_cancer(return_X_y=True)
     rows = torch.tensor(data, dtype=torch.float32)
     rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(malignant)
@@ -558,7 +486,7 @@ def sampler_of_class_weights(right: bool = False) -> Program:
     loader = DataLoader(train_data, batch_size=32, sampler=sampler)
     model = nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2))
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=1e-3))
-    return Program(trainer, {"train_dataset": loader, "num_epochs": 10, "eval_dataset": eval_data})
+    return program(trainer, loader, 10, eval_data, per_device_batch_size=None)
 
 
 # Models, initialisation and masks
@@ -567,7 +495,6 @@ def sampler_of_class_weights(right: bool = False) -> Program:
 @mistake("symmetr", "identical", "same value", "same weight", "constant", "initialis", "initializ", "all equal")
 def weights_all_equal(right: bool = False) -> Program:
     """All weights start at the same constant, so all units of a layer compute and learn the same."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
 
@@ -581,11 +508,7 @@ def weights_all_equal(right: bool = False) -> Program:
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
     model.apply(initialise)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=1e-3)), train_data, 8, eval_data)
 
 
 @mistake(
@@ -600,7 +523,6 @@ def weights_all_equal(right: bool = False) -> Program:
 )
 def positions_along_the_batch(right: bool = False) -> Program:
     """The positional encoding, made for sequences first, is added to batches first, and codes places in the batch."""
-    torch.manual_seed(0)
     tokens = torch.randint(2, 12, (1500, 16))
     places = torch.stack([torch.randperm(16)[:2] for _ in range(1500)])
     tokens.scatter_(1, places, torch.tensor([[0, 1]]).expand(1500, 2))
@@ -626,17 +548,12 @@ def positions_along_the_batch(right: bool = False) -> Program:
 
     train_data, eval_data = parts(tokens, label)
     model = Encoder()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3)), train_data, 15, eval_data)
 
 
 @mistake("causal", "future", "next token", "ahead", "later", "answer", "mask")
 def causal_mask_missing(right: bool = False) -> Program:
     """A model of the next token has no causal mask, so it reads the answer from the next place."""
-    torch.manual_seed(0)
     chain = torch.full((8, 8), 0.04).scatter_(1, torch.randint(8, (8, 2)), 0.4)
     text = torch.zeros(800, 25, dtype=torch.long)
     for place in range(1, 25):
@@ -659,17 +576,12 @@ def causal_mask_missing(right: bool = False) -> Program:
 
     train_data, eval_data = parts(text[:, :-1], text[:, 1:])
     model = LanguageModel()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 15, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3)), train_data, 15, eval_data)
 
 
 @mistake("padding", "mask", "ignored", "no effect", "does not depend")
 def padding_mask_inverted(right: bool = False) -> Program:
     """The key padding mask is True at the words, but it must be True at the padding: attention sees padding only."""
-    torch.manual_seed(0)
     label = torch.randint(2, (1200,))
     tokens = torch.randint(4, 30, (1200, 12))
     tokens[torch.arange(1200), torch.randint(1, 5, (1200,))] = 2 + label
@@ -693,17 +605,12 @@ def padding_mask_inverted(right: bool = False) -> Program:
 
     train_data, eval_data = parts(tokens, label)
     model = Classifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=3e-3)), train_data, 10, eval_data)
 
 
 @mistake("padding_idx", "padding")
 def padding_index_of_a_word(right: bool = False) -> Program:
     """padding_idx is 1, which is the word 'not', and padding is 0: the embedding of 'not' stays zero."""
-    torch.manual_seed(0)
     vocabulary = ["<pad>", "not", "a", "good", "film", "i", "did", "like", "it", "plot", "actor", "scene"]
     tokens = torch.randint(2, len(vocabulary), (1000, 10))
     is_negated = torch.randint(2, (1000,))
@@ -723,17 +630,12 @@ def padding_index_of_a_word(right: bool = False) -> Program:
 
     train_data, eval_data = parts(tokens, is_negated)
     model = Summed()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.01))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 10, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.01)), train_data, 10, eval_data)
 
 
 @mistake("dropout", "self.training", "eval mode", "evaluation mode", "random in", "is random")
 def dropout_always_on(right: bool = False) -> Program:
     """functional.dropout is called without training=self.training, so evaluation drops half of the units too."""
-    torch.manual_seed(0)
     pixels, names = digits()
 
     class Network(nn.Module):
@@ -751,27 +653,18 @@ def dropout_always_on(right: bool = False) -> Program:
 
     train_data, eval_data = parts(pixels, names)
     model = Network()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 12, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=2e-3)), train_data, 12, eval_data)
 
 
 @mistake("momentum", "running", "statistics")
 def batch_norm_too_slow(right: bool = False) -> Program:
     """The batch norm has momentum 0.001, for TensorFlow's 0.999: at the end its statistics are the initial ones."""
-    torch.manual_seed(0)
     sensors = 40 + 10 * torch.randn(1000, 6)
     label = (sensors[:, 0] + sensors[:, 1] > sensors[:, 2] + 40).long()
     train_data, eval_data = parts(sensors, label)
     momentum = 0.1 if right else 0.001
     model = nn.Sequential(nn.BatchNorm1d(6, momentum=momentum), nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 3, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3)), train_data, 3, eval_data)
 
 
 # Freezing
@@ -780,7 +673,6 @@ def batch_norm_too_slow(right: bool = False) -> Program:
 @mistake("requires_grad", "frozen", "freeze")
 def frozen_by_an_attribute(right: bool = False) -> Program:
     """The backbone is frozen by `backbone.requires_grad = False`, an attribute that nobody reads, so it is trained."""
-    torch.manual_seed(0)
     pixels, names = digits()
     many, few, rest = range(1200), range(1200, 1230), range(1230, len(names))
     backbone = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
@@ -795,8 +687,7 @@ def frozen_by_an_attribute(right: bool = False) -> Program:
     else:
         backbone.requires_grad = False  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]  # the mistake
     trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.02))
-    arguments = {"train_dataset": Subset(is_odd, few), "num_epochs": 20, "eval_dataset": Subset(is_odd, rest)}
-    return Program(trainer, {**arguments, "per_device_batch_size": 10})
+    return program(trainer, Subset(is_odd, few), 20, Subset(is_odd, rest), per_device_batch_size=10)
 
 
 # Optimizers, schedules, accumulation and clipping
@@ -805,7 +696,6 @@ def frozen_by_an_attribute(right: bool = False) -> Program:
 @mistake("learning_rate", "group", "unknown key", "ignored")
 def group_key_misspelt(right: bool = False) -> Program:
     """The head's group says `learning_rate`, which torch ignores, so the head trains at the rate of the backbone."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     backbone, head = nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
@@ -815,17 +705,12 @@ def group_key_misspelt(right: bool = False) -> Program:
         {"params": head.parameters(), "lr" if right else "learning_rate": 5e-3},
     ]
     optimizer = AdamW(groups, lr=1e-5)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer)
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), optimizer), train_data, 5, eval_data)
 
 
 @mistake("lambda", "factor", "multipl", "learning rate", "squared")
 def lambda_returns_the_rate(right: bool = False) -> Program:
     """The function of LambdaLR returns the learning rate itself, which torch multiplies by the optimizer's rate."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -836,27 +721,23 @@ def lambda_returns_the_rate(right: bool = False) -> Program:
         return factor if right else rate * factor
 
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=rate))
-    arguments = {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "create_scheduler_fn": partial(LambdaLR, lr_lambda=schedule)})
+    return program(trainer, train_data, 6, eval_data, create_scheduler_fn=partial(LambdaLR, lr_lambda=schedule))
 
 
 @mistake("warm", "never reach", "not reach", "total_iters", "longer than the run", "end of the run")
 def warm_up_longer_than_the_run(right: bool = False) -> Program:
     """The warm-up takes 2,000 updates and the run has 270, so the rate never comes near the intended one."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=2e-3))
     warm_up = partial(LinearLR, start_factor=0.001, total_iters=50 if right else 2000)
-    arguments = {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "create_scheduler_fn": warm_up})
+    return program(trainer, train_data, 6, eval_data, create_scheduler_fn=warm_up)
 
 
 @mistake("accumul", "divid", "twice", "1/8", "eighth", "scaled")
 def loss_divided_twice(right: bool = False) -> Program:
     """The step divides the loss by the accumulation steps, as the trainer does: gradients and reports are an eighth."""
-    torch.manual_seed(0)
     pixels, names = digits()
     accumulation = 8
 
@@ -873,20 +754,17 @@ def loss_divided_twice(right: bool = False) -> Program:
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = AccumulatingTrainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.2, momentum=0.9))
-    arguments = {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 8}
-    return Program(trainer, {**arguments, "gradient_accumulation_steps": accumulation})
+    return program(trainer, train_data, 8, eval_data, per_device_batch_size=8, gradient_accumulation_steps=accumulation)
 
 
 @mistake("clip")
 def clipped_to_nothing(right: bool = False) -> Program:
     """Gradients are clipped to a norm of 0.001, so that plain SGD hardly moves the weights in the whole run."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1))
-    arguments = {"train_dataset": train_data, "num_epochs": 8, "eval_dataset": eval_data, "per_device_batch_size": 32}
-    return Program(trainer, {**arguments, "gradient_clip_norm": 1.0 if right else 1e-3})
+    return program(trainer, train_data, 8, eval_data, gradient_clip_norm=1.0 if right else 1e-3)
 
 
 # Evaluation, metrics and callbacks
@@ -895,7 +773,6 @@ def clipped_to_nothing(right: bool = False) -> Program:
 @mistake("argmax", "always 0", "one column", "constant", "accuracy")
 def argmax_of_one_column(right: bool = False) -> Program:
     """Accuracy takes the argmax of a single logit, which is always 0, so it reports the share of the negatives."""
-    torch.manual_seed(0)
     data, malignant = load_breast_cancer(return_X_y=True)
     rows = torch.tensor(data, dtype=torch.float32)
     rows, labels = (rows - rows.mean(0)) / rows.std(0), torch.tensor(malignant, dtype=torch.float32)
@@ -914,16 +791,12 @@ def argmax_of_one_column(right: bool = False) -> Program:
     save_best = SaveBestModelCallback("best.pt", watch_metric="eval_accuracy_epoch", greater_is_better=True)
     optimizer = Adam(model.parameters(), lr=1e-3)
     trainer = CancerTrainer(model, nn.BCEWithLogitsLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, save_best])
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 6, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(trainer, train_data, 6, eval_data)
 
 
 @mistake("early", "threshold", "patience", "improve")
 def stopped_by_its_threshold(right: bool = False) -> Program:
     """Early stopping wants the loss to fall by 0.01, and all of the loss is less than that, so the run ends at once."""
-    torch.manual_seed(0)
     returns = 0.1 * torch.sin(torch.arange(1000) / 5) + 0.01 * torch.randn(1000)
     windows = torch.stack([returns.roll(-lag) for lag in range(12)], dim=1)[:-12]
     train_data, eval_data = parts(windows * 10, returns[12:, None], share=0.7)
@@ -934,26 +807,19 @@ def stopped_by_its_threshold(right: bool = False) -> Program:
     stop = EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=threshold)
     optimizer = SGD(model.parameters(), lr=0.002)
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, stop])
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 60, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(trainer, train_data, 60, eval_data)
 
 
 @mistake("averag", "0.9999", "ema_model", "modelema")
 def average_too_slow(right: bool = False) -> Program:
     """The averaged model keeps 99.99 % of itself in each of 225 updates: at the end it is still the untrained one."""
-    torch.manual_seed(0)
     pixels, names = digits()
     train_data, eval_data = parts(pixels, names)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     average = ModelEmaCallback(decay=0.95 if right else 0.9999, save_path="ema.pt")
     optimizer = AdamW(model.parameters(), lr=2e-3)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, average])
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(trainer, train_data, 5, eval_data)
 
 
 # Several models
@@ -962,7 +828,6 @@ def average_too_slow(right: bool = False) -> Program:
 @mistake("no gradient", "without a gradient", "gets no", "detach", "requires_grad", "never change", "not trained")
 def generator_detached(right: bool = False) -> Program:
     """The generated samples are detached once, for both losses, so the generator gets no gradient."""
-    torch.manual_seed(0)
     angle = torch.rand(2000) * 2 * math.pi
     circle = torch.stack([angle.cos(), angle.sin()], dim=1) + 0.05 * torch.randn(2000, 2)
     generator = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -983,8 +848,9 @@ def generator_detached(right: bool = False) -> Program:
             return {"loss": loss, "model_outputs": fake, "batch_size": len(real)}
 
     trainer = GanTrainer(generator, None, Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999)))
-    arguments = {"train_dataset": TensorDataset(circle), "num_epochs": 20, "per_device_batch_size": 64}
-    return Program(trainer, {**arguments, "train_dataloader_kwargs": {"drop_last": True}})
+    return program(
+        trainer, TensorDataset(circle), 20, per_device_batch_size=64, train_dataloader_kwargs={"drop_last": True}
+    )
 
 
 # Memory
@@ -993,7 +859,6 @@ def generator_detached(right: bool = False) -> Program:
 @mistake("memory", "graph", "detach", "no_grad", "keeps", "grow")
 def graphs_kept(right: bool = False) -> Program:
     """The step keeps a value of each batch with its graph, and so the activations of all batches of the run."""
-    torch.manual_seed(0)
     pixels, names = digits()
 
     class WatchingTrainer(Trainer):
@@ -1011,10 +876,7 @@ def graphs_kept(right: bool = False) -> Program:
     body = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh())
     model = nn.Sequential(body, nn.Linear(512, 10))
     trainer = WatchingTrainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 5, "eval_dataset": eval_data, "per_device_batch_size": 64},
-    )
+    return program(trainer, train_data, 5, eval_data, per_device_batch_size=64)
 
 
 # Sequences
@@ -1036,7 +898,6 @@ def graphs_kept(right: bool = False) -> Program:
 )
 def state_carried_over(right: bool = False) -> Program:
     """The LSTM starts each batch with the state that the batch before left, though the samples are unrelated."""
-    torch.manual_seed(0)
     steps = torch.randn(1024, 12, 2)
     label = (steps.sum(dim=1)[:, 0] > 0).long()
 
@@ -1058,8 +919,4 @@ def state_carried_over(right: bool = False) -> Program:
 
     train_data, eval_data = parts(steps, label, share=0.75)
     model = Classifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3))
-    return Program(
-        trainer,
-        {"train_dataset": train_data, "num_epochs": 12, "eval_dataset": eval_data, "per_device_batch_size": 32},
-    )
+    return program(Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=5e-3)), train_data, 12, eval_data)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, WeightedRandomSampler
 from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, SaveBestModelCallback, Trainer
-from tests.unseen.corpus import Corpus, Program, digits, parts
+from tests.unseen.corpus import Corpus, Program, digits, parts, program
 
 mistake = Corpus()
 PROGRAMS = mistake.cases
@@ -68,16 +68,13 @@ def flipped_without_mask(right: bool = False) -> Program:
 
     The mask of a flipped image shows where the ink was before.
     """
-    torch.manual_seed(0)
     images, _ = digits()
     train, held_out = NoisyDigits(images[:1400], True, with_mask=right), NoisyDigits(images[1400:], False, right)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 1)
     )
     trainer = Trainer(model, nn.BCEWithLogitsLoss(), torch.optim.Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer, {"train_dataset": train, "num_epochs": 5, "eval_dataset": held_out, "per_device_batch_size": 32}
-    )
+    return program(trainer, train, 5, held_out)
 
 
 @mistake("momentum", "running mean", "running stat", "running average", "batch norm", "batchnorm", "batch-norm")
@@ -86,7 +83,6 @@ def momentum_of_keras(right: bool = False) -> Program:
 
     The averages that evaluations use are those of the last eight samples. Keras calls 0.99 what is 0.01 here.
     """
-    torch.manual_seed(0)
     momentum = 0.01 if right else 0.99
     train, held_out = parts(*digits())
     model = nn.Sequential(
@@ -99,8 +95,7 @@ def momentum_of_keras(right: bool = False) -> Program:
         nn.Linear(64, 10),
     )
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=1e-3))
-    arguments = {"train_dataset": train, "num_epochs": 10, "eval_dataset": held_out, "per_device_batch_size": 8}
-    return Program(trainer, arguments)
+    return program(trainer, train, 10, held_out, per_device_batch_size=8)
 
 
 def pictures_with_boxes(count: int, size: int) -> tuple[Tensor, Tensor]:
@@ -117,7 +112,6 @@ def pictures_with_boxes(count: int, size: int) -> tuple[Tensor, Tensor]:
 @mistake("sigmoid", "between 0 and 1", "range", "pixels", "outside", "reach", "saturat")
 def boxes_in_pixels(right: bool = False) -> Program:
     """Detection: the network ends in a sigmoid, between 0 and 1, but the boxes are in pixels, up to 16."""
-    torch.manual_seed(0)
     pictures, boxes = pictures_with_boxes(1000, size=16)
     train, held_out = parts(pictures, boxes / 16 if right else boxes)
     model = nn.Sequential(
@@ -129,10 +123,7 @@ def boxes_in_pixels(right: bool = False) -> Program:
         nn.Linear(64, 4),
         nn.Sigmoid(),
     )
-    trainer = Trainer(model, nn.SmoothL1Loss(), torch.optim.Adam(model.parameters(), lr=1e-3))
-    return Program(
-        trainer, {"train_dataset": train, "num_epochs": 8, "eval_dataset": held_out, "per_device_batch_size": 32}
-    )
+    return program(Trainer(model, nn.SmoothL1Loss(), torch.optim.Adam(model.parameters(), lr=1e-3)), train, 8, held_out)
 
 
 class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
@@ -154,14 +145,12 @@ class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
 @mistake("augment", "same seed", "seeded", "generator", "same shift", "same noise", "same way", "not random")
 def shifts_are_all_one(right: bool = False) -> Program:
     """The augmentation makes a new generator of the same seed for each sample: all are shifted by the same pixels."""
-    torch.manual_seed(0)
     images, targets = digits()
     train = ShiftedDigits(images[:400], targets[:400], seed=None if right else 42)
     held_out = TensorDataset(images[400:], targets[400:])
     model = perceptron(64, 10)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": train, "num_epochs": 15, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, train, 15, held_out)
 
 
 # Tables
@@ -173,16 +162,13 @@ def target_among_columns(right: bool = False) -> Program:
 
     The network copies it, and could predict nothing for a new patient.
     """
-    torch.manual_seed(0)
     rows, progression = load_diabetes(return_X_y=True)
     table = torch.cat([torch.tensor(progression)[:, None], torch.tensor(rows)], dim=1).float()
     table = (table - table[:350].mean(0)) / table[:350].std(0)
     inputs = table[:, 1:] if right else table
     train, held_out = parts(inputs, table[:, :1])
     model = perceptron(inputs.shape[1], 1, hidden=32)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": train, "num_epochs": 20, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(Trainer(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), lr=3e-3)), train, 20, held_out)
 
 
 @mistake("one class", "single class", "only class", "sorted", "split", "classes", "distribut")
@@ -191,7 +177,6 @@ def split_while_sorted(right: bool = False) -> Program:
 
     The evaluation has wines of the third cultivar only, and training has hardly any.
     """
-    torch.manual_seed(0)
     data, target = load_wine(return_X_y=True)
     rows, cultivars = torch.tensor(data).float(), torch.tensor(target)
     if right:
@@ -201,8 +186,7 @@ def split_while_sorted(right: bool = False) -> Program:
     train, held_out = parts((rows - rows[:count].mean(0)) / rows[:count].std(0), cultivars)
     model = perceptron(13, 3, hidden=32)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-3))
-    arguments = {"train_dataset": train, "num_epochs": 15, "eval_dataset": held_out, "per_device_batch_size": 16}
-    return Program(trainer, arguments)
+    return program(trainer, train, 15, held_out, per_device_batch_size=16)
 
 
 @mistake("sampler", "distinct", "never drawn", "never seen", "different samples", "repeat", "drawn", "visits")
@@ -211,7 +195,6 @@ def weights_of_classes(right: bool = False) -> Program:
 
     It draws only the first two samples, again and again.
     """
-    torch.manual_seed(0)
     images, numbers = digits()
     train, held_out = parts(images, (numbers == 8).long())
     targets = train.tensors[1]
@@ -219,16 +202,7 @@ def weights_of_classes(right: bool = False) -> Program:
     sampler = WeightedRandomSampler((weights[targets] if right else weights).tolist(), num_samples=len(train))
     model = perceptron(64, 2)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=1e-3))
-    return Program(
-        trainer,
-        {
-            "train_dataset": train,
-            "num_epochs": 5,
-            "eval_dataset": held_out,
-            "per_device_batch_size": 32,
-            "train_dataloader_kwargs": {"sampler": sampler},
-        },
-    )
+    return program(trainer, train, 5, held_out, train_dataloader_kwargs={"sampler": sampler})
 
 
 class SeveralLabels(Trainer[nn.Module]):
@@ -248,16 +222,12 @@ def cross_entropy_of_labels(right: bool = False) -> Program:
 
     Its softmax lets the labels compete, and images without a label are not trained on.
     """
-    torch.manual_seed(0)
     images, numbers = digits()
     has_label = [numbers >= 2, numbers >= 4, numbers >= 6, numbers % 3 == 2]
     train, held_out = parts(images, torch.stack(has_label, dim=1).float())
     model = perceptron(64, 4)
     loss_func = nn.BCEWithLogitsLoss() if right else nn.CrossEntropyLoss()
-    trainer = SeveralLabels(model, loss_func, torch.optim.Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer, {"train_dataset": train, "num_epochs": 20, "eval_dataset": held_out, "per_device_batch_size": 32}
-    )
+    return program(SeveralLabels(model, loss_func, torch.optim.Adam(model.parameters(), lr=3e-3)), train, 20, held_out)
 
 
 # Sequences and texts
@@ -288,13 +258,10 @@ def attends_to_other_samples(right: bool = False) -> Program:
 
     Each row attends to the same row of the other images of the batch, instead of to the other rows of its own.
     """
-    torch.manual_seed(0)
     train, held_out = parts(*digits())
     model = RowsAsWords(batch_first=right)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=3e-3))
-    return Program(
-        trainer, {"train_dataset": train, "num_epochs": 8, "eval_dataset": held_out, "per_device_batch_size": 32}
-    )
+    return program(trainer, train, 8, held_out)
 
 
 def reviews() -> tuple[Tensor, Tensor]:
@@ -334,14 +301,12 @@ class Reader(nn.Module):
 @mistake("padding", "padded", "lengths", "last step", "last position", "trailing", "zeros at the end")
 def state_after_padding(right: bool = False) -> Program:
     """The classifier takes the state of the GRU at the last position, dozens of padding steps after the last word."""
-    torch.manual_seed(0)
     texts, targets = reviews()
     order = torch.randperm(len(texts))
     train, held_out = parts(texts[order], targets[order])
     model = Reader(int(texts.max()) + 1, at_length=right)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=3e-3))
-    arguments = {"train_dataset": train, "num_epochs": 10, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, train, 10, held_out)
 
 
 RHYME = """the ship was small, the sea was wide, the captain slept on his left side. the cook made soup of peas and
@@ -405,15 +370,12 @@ def shifted_twice(right: bool = False) -> Program:
 
     The model learns to predict the character after the next one.
     """
-    torch.manual_seed(0)
     train, held_out = passages(RHYME[:600]), passages(RHYME[600:])
     model = Speller(len(set(RHYME)))
     trainer = (OnceShiftedSpellerTrainer if right else SpellerTrainer)(
         model, None, torch.optim.Adam(model.parameters(), lr=3e-3)
     )
-    return Program(
-        trainer, {"train_dataset": train, "num_epochs": 8, "eval_dataset": held_out, "per_device_batch_size": 16}
-    )
+    return program(trainer, train, 8, held_out, per_device_batch_size=16)
 
 
 # Generative models
@@ -475,14 +437,12 @@ def mean_against_sum(right: bool = False) -> Program:
 
     The latter outweighs it: the code collapses, and each image is decoded to the mean image.
     """
-    torch.manual_seed(0)
     train, held_out = parts(*digits())
     model = Autoencoder()
     trainer = (SummingAutoencoderTrainer if right else AutoencoderTrainer)(
         model, None, torch.optim.Adam(model.parameters(), lr=3e-3)
     )
-    arguments = {"train_dataset": train, "num_epochs": 10, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, train, 10, held_out)
 
 
 class DiffusionTrainer(Trainer[nn.Sequential]):
@@ -521,14 +481,12 @@ def noise_drawn_anew(right: bool = False) -> Program:
 
     Nothing can be learned but its mean, zero.
     """
-    torch.manual_seed(0)
     train, held_out = parts(*digits())
     model = perceptron(65, 64, hidden=128)
     trainer = (RightDiffusionTrainer if right else DiffusionTrainer)(
         model, None, torch.optim.Adam(model.parameters(), lr=2e-3)
     )
-    arguments = {"train_dataset": train, "num_epochs": 10, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, train, 10, held_out)
 
 
 # Reinforcement and contrastive learning
@@ -581,12 +539,10 @@ def episodes_never_end(right: bool = False) -> Program:
     The value of the start of the next episode is added to the last reward: values exceed any possible return, and the
     nearer, smaller reward is chosen.
     """
-    torch.manual_seed(0)
     model = perceptron(10, 2, hidden=32)
     trainer = (EpisodicQTrainer if right else QTrainer)(model, None, torch.optim.Adam(model.parameters(), lr=3e-3))
     trainer.add_module("target", copy.deepcopy(model).requires_grad_(False))
-    arguments = {"train_dataset": TensorDataset(*corridor(2000)), "num_epochs": 20, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, TensorDataset(*corridor(2000)), 20)
 
 
 def distorted(image: Tensor) -> Tensor:
@@ -629,18 +585,15 @@ def two_views_are_one(right: bool = False) -> Program:
 
     To tell that they belong together is trivial; nothing is learned about which distortions do not matter.
     """
-    torch.manual_seed(0)
     images, _ = digits()
     model = perceptron(64, 32, hidden=128)
     trainer = ContrastiveTrainer(model, None, torch.optim.Adam(model.parameters(), lr=2e-3))
-    return Program(
+    return program(
         trainer,
-        {
-            "train_dataset": TwoViews(images[:1400], distorts_twice=right),
-            "num_epochs": 10,
-            "per_device_batch_size": 64,
-            "train_dataloader_kwargs": {"drop_last": True},
-        },
+        TwoViews(images[:1400], distorts_twice=right),
+        10,
+        per_device_batch_size=64,
+        train_dataloader_kwargs={"drop_last": True},
     )
 
 
@@ -678,7 +631,6 @@ def features_without_gradients(right: bool = False) -> Program:
 
     That is left over from a time when only the head was trained: the backbone never changes.
     """
-    torch.manual_seed(0)
     images, numbers = digits()
     train, held_out = parts(images, numbers)
     low = numbers[:600] < 5
@@ -687,9 +639,7 @@ def features_without_gradients(right: bool = False) -> Program:
         {"params": model.backbone.parameters(), "lr": 1e-3},
         {"params": model.head.parameters()},
     ]
-    trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.AdamW(groups, lr=3e-3))
-    arguments = {"train_dataset": train, "num_epochs": 12, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(Classifier(model, nn.CrossEntropyLoss(), torch.optim.AdamW(groups, lr=3e-3)), train, 12, held_out)
 
 
 class CleanAccuracyTrainer(Classifier):
@@ -720,7 +670,6 @@ def stays_in_eval_mode(right: bool = False) -> Program:
 
     All training is done without dropout and with the first averages of batch norm, and the network overfits.
     """
-    torch.manual_seed(0)
     images, numbers = digits()
     noisy = torch.where(torch.rand(600) < 0.4, torch.randint(10, (600,)), numbers[:600])
     held_out = TensorDataset(images[600:], numbers[600:])
@@ -731,13 +680,7 @@ def stays_in_eval_mode(right: bool = False) -> Program:
     trainer = (ReturningTrainer if right else CleanAccuracyTrainer)(
         model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), lr=3e-3)
     )
-    arguments = {
-        "train_dataset": TensorDataset(images[:600], noisy),
-        "num_epochs": 40,
-        "eval_dataset": held_out,
-        "per_device_batch_size": 32,
-    }
-    return Program(trainer, arguments)
+    return program(trainer, TensorDataset(images[:600], noisy), 40, held_out)
 
 
 @mistake("weight_decay", "weight decay", "adamw", "l2", "shrink", "decayed", "regulari")
@@ -746,15 +689,12 @@ def decay_of_adam(right: bool = False) -> Program:
 
     The weights shrink until the network does not tell its inputs apart.
     """
-    torch.manual_seed(0)
     train, held_out = parts(*digits())
     model = nn.Sequential(
         nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
     )
     optimizer = (torch.optim.AdamW if right else torch.optim.Adam)(model.parameters(), lr=1e-3, weight_decay=0.1)
-    trainer = Classifier(model, nn.CrossEntropyLoss(), optimizer)
-    arguments = {"train_dataset": train, "num_epochs": 15, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(Classifier(model, nn.CrossEntropyLoss(), optimizer), train, 15, held_out)
 
 
 @mistake("schedul", "exponentiallr", "gamma", "learning rate falls", "learning rate decays", "decays to")
@@ -763,20 +703,17 @@ def decays_each_update(right: bool = False) -> Program:
 
     Within the first five of thirty epochs, the learning rate falls to nothing.
     """
-    torch.manual_seed(0)
     train, held_out = parts(*digits())
     model = perceptron(64, 10)
     trainer = Classifier(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-    return Program(
+    return program(
         trainer,
-        {
-            "train_dataset": train,
-            "num_epochs": 30,
-            "eval_dataset": held_out,
-            "per_device_batch_size": 64,
-            "create_scheduler_fn": partial(ExponentialLR, gamma=0.9),
-            "step_scheduler": "epoch" if right else "update",
-        },
+        train,
+        30,
+        held_out,
+        per_device_batch_size=64,
+        create_scheduler_fn=partial(ExponentialLR, gamma=0.9),
+        step_scheduler="epoch" if right else "update",
     )
 
 
@@ -809,7 +746,6 @@ def accuracy_of_positives(right: bool = False) -> Program:
 
     As it never improves, the best model, which is loaded at the end, is that of the first epoch.
     """
-    torch.manual_seed(0)
     images, numbers = digits()
     train, held_out = parts(images, (numbers == 8).float()[:, None])
     model = perceptron(64, 1)
@@ -822,5 +758,4 @@ def accuracy_of_positives(right: bool = False) -> Program:
             SaveBestModelCallback("best.pt", watch_metric="eval_accuracy_epoch", greater_is_better=True),
         ],
     )
-    arguments = {"train_dataset": train, "num_epochs": 10, "eval_dataset": held_out, "per_device_batch_size": 32}
-    return Program(trainer, arguments)
+    return program(trainer, train, 10, held_out)
