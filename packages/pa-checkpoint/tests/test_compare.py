@@ -113,25 +113,23 @@ def test_where_no_checkpoint_is_an_error_says_so(tmp_path: Path) -> None:
             compare(tmp_path / name, tmp_path)
 
 
-def test_the_command_line_says_whether_they_are_the_same(launch: Launch, tmp_path: Path) -> None:
+def test_the_command_line_says_whether_they_are_the_same(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the exit status of `diff`: 0 if they are the same, 1 if they differ, and 2 for an error, without a trace."""
     for name, rate in (("one", 0.1), ("other", 0.2)):
         save(tmp_path / name, {"model": torch.ones(2), "lr": rate, "seconds": rate})
-    script = "import runpy; runpy.run_module('pa_checkpoint', run_name='__main__', alter_sys=True)"
-
-    def typed(*arguments: str) -> tuple[int, str]:
-        launched = launch(script, *arguments)
-        return launched.status, launched.output
-
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
-    assert typed(one, one) == (0, "The same: 3 entries\n")
-    assert typed(one, other) == (1, "lr: 0.1 in the first, 0.2 in the second\n")
-    assert typed(one, other, "--ignore", "lr", "--ignore", "sec*") == (0, "The same: 1 entries\n")
+    for arguments, status, printed in (
+        ([one, one], 0, "The same: 3 entries\n"),
+        ([one, other], 1, "lr: 0.1 in the first, 0.2 in the second\n"),
+        ([one, other, "--ignore", "lr", "--ignore", "sec*"], 0, "The same: 1 entries\n"),
+    ):
+        assert (main(arguments), capsys.readouterr().out) == (status, printed)
     shutil.rmtree(other)
-    assert typed(one, other) == (
-        2,
-        f"There is no checkpoint.\n  given:    {other}, where nothing is\n  do:       Check the path.\n",
-    )
+    launched = launch("import runpy; runpy.run_module('pa_checkpoint', run_name='__main__')", one, other)
+    expected = f"There is no checkpoint.\n  given:    {other}, where nothing is\n  do:       Check the path.\n"
+    assert (launched.status, launched.output) == (2, expected)
 
 
 def test_what_follows_clock_and_processes_is_known_of_training_states(

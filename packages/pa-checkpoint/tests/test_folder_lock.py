@@ -8,10 +8,10 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -206,22 +206,22 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     size = 200_000
     atomic_write(path, _write(b"0" * size))
-    script = (
-        "import sys\n"
-        "from pa_checkpoint import atomic_write\n"
-        "for round in range(1, 40):\n"
-        f"    atomic_write(sys.argv[1], lambda file: file.write(str(round % 10).encode() * {size}))\n"
-    )
     seen: set[bytes] = set()
-    with subprocess.Popen([sys.executable, "-c", script, str(path)]) as process:
-        while process.poll() is None:
+
+    def replace_again_and_again() -> None:
+        for turn in range(1, 40):
+            atomic_write(path, _write(str(turn % 10).encode() * size))
+
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(replace_again_and_again)
+        while not writing.done():
             content = path.read_bytes()
             assert len(content) == size
             seen.update(content[i : i + 1] for i in (0, size // 2, size - 1))
             assert content == content[:1] * size
             time.sleep(0.001)
+        writing.result()
 
-    assert process.returncode == 0
     assert path.read_bytes() == b"9" * size
     assert seen
 
