@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,27 +12,40 @@ from tests.launching import Launch
 from tests.support.pa_callbacks_extra.late_tracker import put_in_place, read_rows
 
 SCRIPT = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 from torch import nn
 from pa_callbacks_extra import TrackerCallback
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
 
-class Kill(TrainerCallback):
-    def on_optimizer_step_end(self, trainer, update, **kwargs):
-        if update == int(sys.argv[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
+def train(kill_in, rate):
+    class Kill(TrainerCallback):
+        def on_optimizer_step_end(self, trainer, update, **kwargs):
+            if update == kill_in:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-torch.default_generator.manual_seed(0)
-model = nn.Linear(4, 1)
-track = TrackerCallback("trackio", "line", every_n_updates=1)
-save = SaveTrainingStateCallback("states", save_every_n_steps=4)
-optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
-trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[track, save, Kill])
-data = make_regression(24)
-trainer.train(data, 2, data, per_device_batch_size=4, resume_from="states", resume_missing="start")
+    torch.default_generator.manual_seed(0)
+    model = nn.Linear(4, 1)
+    track = TrackerCallback("trackio", "line", every_n_updates=1)
+    save = SaveTrainingStateCallback("states", save_every_n_steps=4)
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=rate), callbacks=[track, save, Kill])
+    data = make_regression(24)
+    trainer.train(data, 2, data, per_device_batch_size=4, resume_from="states", resume_missing="start")
+
+for name, (at_a_time, kill_in, last_rate) in json.loads(sys.argv[1]).items():
+    os.mkdir(name)
+    for update, rate, status in ((kill_in, 0.1, -9), (0, last_rate, 0)):
+        process = os.fork()
+        if process == 0:
+            os.chdir(name)
+            os.environ["ROWS_AT_A_TIME"] = str(at_a_time)
+            train(update, rate)
+            sys.exit()
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == status
 """
+RUNS = {"row by row": (1, 11, 0.1), "at the end": (100, 11, 0.1), "continues differently": (1, 8, 0.3)}
+"""How many rows are written at a time, the update in which a run is killed, and the learning rate after that."""
 STEPS = {
     "train/loss": range(1, 13),
     "train/learning_rate": range(1, 13),
@@ -42,25 +56,28 @@ STEPS = {
 """The steps at which a run of two epochs has each metric."""
 
 
-def train(
-    launch: Launch, folder: Path, *, at_a_time: int, kill_in: int, last_rate: str = "0.1"
-) -> dict[str, Counter[int]]:
-    """Train, killed in an update, resume, and return how often each metric has a value at each step."""
-    env = {**put_in_place(folder / "packages"), "ROWS_AT_A_TIME": str(at_a_time)}
-    assert launch(SCRIPT, str(kill_in), "0.1", env=env, fresh=True).status == -9
-    assert launch(SCRIPT, "0", last_rate, env=env, fresh=True).status == 0
-    rows = read_rows(folder / "rows.jsonl")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all runs were killed and resumed; accelerate looks for packages of trackers when it is imported."""
+    folder = tmp_path_factory.mktemp("runs")
+    env = put_in_place(folder / "packages")
+    assert Launch(folder)(SCRIPT, json.dumps(RUNS), env=env, fresh=True).status == 0
+    return folder
+
+
+def shown(folder: Path, run: str) -> dict[str, Counter[int]]:
+    """How often each metric of a run has a value at each step."""
+    rows = read_rows(folder / run / "rows.jsonl")
     return {name: Counter(row["step"] for row in rows if name in row) for name in STEPS}
 
 
-@pytest.mark.parametrize("at_a_time", [1, 100])
-def test_a_killed_run_lacks_no_point_and_has_none_twice(launch: Launch, tmp_path: Path, at_a_time: int) -> None:
+@pytest.mark.parametrize("run", ["row by row", "at the end"])
+def test_a_killed_run_lacks_no_point_and_has_none_twice(folder: Path, run: str) -> None:
     """What the tracker had not written comes again from the training state, and what it had written does not."""
-    shown = train(launch, tmp_path, at_a_time=at_a_time, kill_in=11)
-    assert shown == {name: Counter(steps) for name, steps in STEPS.items()}
+    assert shown(folder, run) == {name: Counter(steps) for name, steps in STEPS.items()}
 
 
-def test_a_run_that_continues_differently_shows_both_ways(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_that_continues_differently_shows_both_ways(folder: Path) -> None:
     """Points that differ from those before the kill, as with another learning rate, are there next to them."""
-    losses = train(launch, tmp_path, at_a_time=1, kill_in=8, last_rate="0.3")["train/loss"]
+    losses = shown(folder, "continues differently")["train/loss"]
     assert {step: losses[step] for step in (4, 5, 6, 9)} == {4: 1, 5: 1, 6: 2, 9: 1}
