@@ -75,7 +75,7 @@ def test_more_cases_run_when_they_are_asked_for(trial: Path) -> None:
         pytest.param("two_ranks", 2, UNCONNECTED, id="two unconnected ranks"),
         pytest.param("bf16", 1, {}, id="in fp32", marks=pytest.mark.more_cases),
         pytest.param("bf16", 1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, id="fp16 that is ignored"),
-        pytest.param("two_ranks_bf16", 2, {}, id="two ranks in fp32"),
+        pytest.param("two_ranks_bf16", 2, {}, id="two ranks in fp32", marks=pytest.mark.more_cases),
     ],
 )
 def test_a_cell_that_is_not_what_it_claims_fails(trial: Path, cell: str, ranks: int, env: dict[str, str]) -> None:

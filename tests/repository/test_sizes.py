@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -118,8 +116,6 @@ print(json.dumps(sorted(files)))
 """
 
 
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-
 WHAT_AN_IMPORT_COSTS = """
 import gc, json, sys, time
 import torch
@@ -139,25 +135,22 @@ print(json.dumps({"ours": len(ours), "others": sorted(loaded - ours), "ratio": o
 """
 
 
-def _lines_of_docstrings(source: str) -> set[int]:
-    lines = set[int]()
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and ast.get_docstring(node, clean=False) is not None
-        ):
-            docstring = node.body[0]
-            lines.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
-    return lines
-
-
 def count_code_lines(source: str) -> int:
     """Count the lines that are neither blank nor only a comment or a docstring."""
-    lines = set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - _lines_of_docstrings(source))
+    written = (line.strip() for line in source.splitlines())
+    lines = {number for number, line in enumerate(written, start=1) if line and not line.startswith("#")}
+    docstrings = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str()) | ast.JoinedStr():  # whatever is within
+                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if ast.get_docstring(node, clean=False) is not None:
+                    first = node.body[0]
+                    docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            case _:
+                pass
+    return len(lines - docstrings)
 
 
 @cache
@@ -221,8 +214,14 @@ def test_a_save_goes_through_few_files(launch: Launch) -> None:
 
 def test_an_import_loads_few_modules_and_takes_little_time(launch: Launch) -> None:
     """Beyond torch and accelerate: what few scripts need is imported when they need it."""
-    launches = [launch(WHAT_AN_IMPORT_COSTS, env={"PYTHONDONTWRITEBYTECODE": None}, fresh=True) for _ in range(2)]
-    costs: list[dict[str, Any]] = [json.loads(launched.output.splitlines()[-1]) for launched in launches]
-    assert costs[0]["ours"] <= LIMITS["modules of ours that an import loads"]
-    assert len(costs[0]["others"]) <= LIMITS["other modules that an import loads"]
-    assert min(cost["ratio"] for cost in costs) <= LIMITS["time of an import, compared with that of accelerate"]
+
+    def measure() -> dict[str, Any]:
+        launched = launch(WHAT_AN_IMPORT_COSTS, env={"PYTHONDONTWRITEBYTECODE": None}, fresh=True)
+        costs: dict[str, Any] = json.loads(launched.output.splitlines()[-1])
+        return costs
+
+    costs = measure()
+    assert costs["ours"] <= LIMITS["modules of ours that an import loads"]
+    assert len(costs["others"]) <= LIMITS["other modules that an import loads"]
+    most = LIMITS["time of an import, compared with that of accelerate"]
+    assert costs["ratio"] <= most or measure()["ratio"] <= most  # of a machine that was busy
