@@ -312,7 +312,7 @@ def test_a_model_that_is_frozen_has_nothing_to_save(tmp_path: Path) -> None:
     """An export without a single weight would look like one."""
     trainer = Trainer(nn.Linear(1, 1).requires_grad_(False), nn.MSELoss(), None, callbacks=[])
     for save in (trainer.save_model, trainer.save_checkpoint):
-        with pytest.raises(ConfigurationError, match="Nothing of the model is trained"):
+        with pytest.raises(ConfigurationError, match="All parameters of the model are frozen"):
             save(tmp_path / "there", trainable_only=True)
     assert not list(tmp_path.iterdir())
 

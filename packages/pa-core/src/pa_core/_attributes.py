@@ -1,4 +1,4 @@
-"""Attributes that have another value for a while."""
+"""Attributes with temporary values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def temporarily(owner: object, **values: object) -> Generator[None]:
-    """Within the context, attributes of an object have other values; afterwards they have those from before.
+    """Set attributes of an object within the context, and restore them afterwards.
 
     Args:
         owner: The object.
-        **values: The values by the names of attributes that it has.
+        **values: The temporary values by the names of existing attributes.
 
     Example:
         >>> from types import SimpleNamespace

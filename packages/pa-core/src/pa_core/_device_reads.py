@@ -1,4 +1,4 @@
-"""Numbers of an accelerator: reading them, and sending them there, without holding up the training loop."""
+"""Reading numbers from an accelerator, and sending them to it, without blocking the training loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 TagT = TypeVar("TagT")
 
-# So many values are under way only if the host is that many steps ahead of the device: waiting for them then
-# leaves the device enough to do.
+# This many values are pending only if the host is that many steps ahead of the device: waiting for them then
+# does not leave the device idle.
 _MOST_UNDER_WAY = 128
 
 
@@ -23,11 +23,11 @@ class _Sent(NamedTuple, Generic[TagT]):
 
 
 class ScalarTransfer(Generic[TagT]):
-    """Sends numbers from the device to the host, and hands them out when they have arrived.
+    """Send numbers from the device to the host without blocking, and yield them when they have arrived.
 
-    Reading a tensor of an accelerator with ``item()`` waits for everything that the device has still to do.
-    Here the copy is queued after that work instead, and read when it has arrived. Numbers on the CPU
-    have arrived at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` is called.
+    Reading a tensor of an accelerator with ``item()`` waits for all pending work of the device. This class queues a
+    copy after that work instead, and reads it when it has arrived: use it in callbacks that look at each loss. Numbers
+    on the CPU arrive at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` is called.
 
     Example:
         >>> import torch
@@ -41,13 +41,13 @@ class ScalarTransfer(Generic[TagT]):
         self._under_way: deque[_Sent[TagT]] = deque()
 
     def send(self, scalar: Tensor, tag: TagT) -> None:
-        """Start the way of a tensor with one element; ``tag`` comes back with the number."""
+        """Start the copy of a tensor with one element; ``tag`` is yielded with the number."""
         scalar = scalar.detach().reshape(())
         value, copied = copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
         self._under_way.append(_Sent(tag, value, copied))
 
     def arrived(self) -> Iterator[tuple[TagT, float]]:
-        """Hand out what has arrived by now, in the order in which it was sent."""
+        """Yield the numbers that have arrived, with their tags, in the order in which they were sent."""
         if len(self._under_way) >= _MOST_UNDER_WAY:
             yield from self.wait_for_all()
         while self._under_way and _is_there(self._under_way[0]):
@@ -55,7 +55,7 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def wait_for_all(self) -> Iterator[tuple[TagT, float]]:
-        """Wait for everything that was sent, and hand it out in the order in which it was sent."""
+        """Wait for all numbers that were sent, and yield them with their tags, in the same order."""
         while self._under_way:
             sent = self._under_way.popleft()
             if sent.copied is not None:
@@ -63,7 +63,7 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def clear(self) -> None:
-        """Forget everything that is in progress."""
+        """Drop all pending numbers."""
         self._under_way.clear()
 
 
@@ -72,14 +72,14 @@ def _is_there(sent: _Sent[TagT]) -> bool:
 
 
 def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
+    """Return a small tensor on the device; on CUDA, the copy from pinned memory does not block."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
-    """Begin to copy a small tensor to the host; return the copy, and what tells that it is there on CUDA.
+    """Begin to copy a small tensor to the host; return the copy and, on CUDA, an event that tells when it is complete.
 
     Args:
         values: The tensor.

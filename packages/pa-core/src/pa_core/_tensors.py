@@ -1,4 +1,4 @@
-"""The tensors of models and optimizers, pieces of sharded ones, models without wrappers, and state dicts."""
+"""Functions for tensors of models and optimizers, sharded tensors, unwrapped models and state dicts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pa_core.types import SupportsStateDict
 
 
 def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
-    """Return ``[*module.parameters()]``; torch makes a name for each of them, and takes three times as long.
+    """Return ``[*module.parameters()]``; torch also builds their names, which takes three times as long.
 
     Args:
-        module: A module. Parameters that it lists by overriding ``named_parameters`` are not found.
+        module: A module. Overrides of ``named_parameters`` are not called.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -33,7 +33,7 @@ def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
 
 
 def buffers_of_module(module: nn.Module) -> list[Tensor]:
-    """Return ``[*module.buffers()]``, as ``parameters_of_module`` returns parameters.
+    """Return ``[*module.buffers()]``, faster than torch; see ``parameters_of_module``.
 
     Args:
         module: A module.
@@ -44,7 +44,7 @@ def buffers_of_module(module: nn.Module) -> list[Tensor]:
 
 
 def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
-    """Add what a module and those in it hold, each once; a module may even be in itself."""
+    """Add the tensors of a module and of the modules in it, each once; modules may contain themselves."""
     seen.add(id(module))
     attributes = vars(module)
     for tensor in attributes[kind].values():
@@ -73,8 +73,8 @@ def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]
     """Return the parameters of all models by name, including parameters that have several names.
 
     Args:
-        models: The models without wrappers. Of a single one the names are its own; of several, each begins with the
-            name of its model.
+        models: The models without wrappers. The names are those of a single model; with several models, each begins
+            with the name of its model.
 
     Example:
         >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
@@ -100,7 +100,7 @@ def first_names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
 
 
 def names_by_group(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
-    """Return the names of the parameters of each group of an optimizer; None for one that no model holds.
+    """Return the names of the parameters of each group of an optimizer; None for a parameter that is in no model.
 
     Args:
         optimizer: The optimizer.
@@ -111,7 +111,7 @@ def names_by_group(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> li
 
 
 def parameters_beside(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the parameters of an optimizer that no model holds.
+    """Return the parameters of an optimizer that are in no model.
 
     Args:
         optimizer: The optimizer.
@@ -122,7 +122,7 @@ def parameters_beside(optimizer: Optimizer, parameters: Mapping[str, Tensor]) ->
 
 
 def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
-    """Return the learning rates of the groups that have one.
+    """Return the learning rates of the groups that have a rate.
 
     Example:
         >>> import torch
@@ -139,27 +139,28 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a ``DTensor``, of which each process has a piece."""
+    """Whether a value is a ``DTensor``, which is split over processes."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Whether some parameter of a module is split over processes, even if it is whole between two passes."""
+    """Whether ``fully_shard`` has split parameters of a module over processes."""
     return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
 
 
 def is_unit(module: nn.Module) -> bool:
-    """Whether a module is one that ``fully_shard`` was called for."""
+    """Whether ``fully_shard`` was called for a module."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def reshard(module: nn.Module) -> None:
-    """Let each process have nothing but its pieces, which exchanges nothing; a plain module stays as it is.
+    """Free the whole parameters of a sharded module, so that each process has only its pieces.
 
-    After a forward pass without a backward pass, such as one of an evaluation, the parameters outside of the blocks
-    are still whole: what is written to them, or set on them, would not reach the pieces.
+    Call it before you write to parameters: after a forward pass without a backward pass, for example in an evaluation,
+    the parameters outside of the blocks are still whole, and changes of them would not reach the pieces. It exchanges
+    nothing, and does not change plain modules.
 
     Args:
         module: A module, sharded or not.
@@ -169,36 +170,36 @@ def reshard(module: nn.Module) -> None:
 
 
 def local_piece(tensor: Tensor) -> Tensor:
-    """Return the piece that this process has of a tensor, which shares its memory; a plain tensor as it is."""
+    """Return this process's piece of a sharded tensor, which shares its memory, or the plain tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the piece that this process has of each tensor.
+    """Return this process's piece of each tensor, for code that changes weights in place.
 
     Args:
-        tensors: Split over processes, or plain ones.
+        tensors: Sharded or plain tensors.
     """
     return [local_piece(tensor) for tensor in tensors]
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; every process must call this for one that is split, and waits for the others."""
+    """Return the whole tensor; every process must call this for a sharded tensor, and waits for the others."""
     if not is_sharded(tensor):
         return tensor
     device_type = tensor.device_mesh.device_type
-    if tensor.device.type != device_type:  # offloaded to the host, where the processes may not be able to exchange it
+    if tensor.device.type != device_type:  # offloaded to the host, where the backend may not exchange it
         tensor = cast("DTensor", tensor.to(device_type))
     return tensor.full_tensor()
 
 
 def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
-    """Return the model inside distributed wrappers and, if wanted, inside ``torch.compile``.
+    """Return the model inside distributed wrappers and, if requested, inside ``torch.compile``.
 
     Args:
-        model: A model, which need not be wrapped at all.
-        keep_torch_compile: Whether a compiled model is returned compiled. What was compiled around a distributed
-            wrapper is never kept, as the wrapper is a part of it.
+        model: A model, wrapped or not.
+        keep_torch_compile: Whether a compiled model is returned compiled, which is the default. A compiled model around
+            a distributed wrapper is never kept, because the wrapper is a part of it.
 
     Returns:
         The model itself, not a copy.
@@ -218,19 +219,19 @@ def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Mod
 
 
 def compiled_from(model: nn.Module) -> nn.Module | None:
-    """Return what ``torch.compile``, or accelerate's regional compilation, made this module from; None for others.
+    """Return the original of a module compiled by ``torch.compile`` or by accelerate's regional compilation, or None.
 
     Checking the class would import the compiler. A copy of a module whose repeated blocks are compiled keeps its
     original as a plain attribute.
     """
     attributes = vars(model)
-    modules = attributes.get(CHILDREN, {})  # of a scripted module, a mapping without get
+    modules = attributes.get(CHILDREN, {})  # scripted modules have a mapping without get
     found = modules[COMPILED] if COMPILED in modules else attributes.get(COMPILED)
     return cast("nn.Module | None", found)
 
 
 def missing_methods(value: object) -> list[str]:
-    """Return which of the methods ``state_dict`` and ``load_state_dict`` an object lacks."""
+    """Return the names of ``state_dict`` and ``load_state_dict`` that are not methods of an object."""
     return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(value, name, None))]
 
 
@@ -240,15 +241,15 @@ def supports_state_dict(value: object) -> TypeIs[SupportsStateDict]:
 
 
 def frozen_names(state: Mapping[str, Any]) -> set[str]:
-    """Return the names of the frozen parameters in what ``state_dict(keep_vars=True)`` of a model returned."""
+    """Return the names of the frozen parameters in the result of ``state_dict(keep_vars=True)``."""
     return {name for name, value in state.items() if isinstance(value, nn.Parameter) and not value.requires_grad}
 
 
 def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state dict that training changes: all but parameters that are frozen.
+    """Return the entries of a state dict that training changes: all except frozen parameters.
 
     Args:
-        state: What ``state_dict(keep_vars=True)`` of a model returned.
+        state: The result of ``state_dict(keep_vars=True)`` of a model.
 
     Raises:
         ConfigurationError: All parameters are frozen.
@@ -258,6 +259,6 @@ def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(parameter, nn.Parameter) for parameter in trained.values()):
         return trained
     raise ConfigurationError(
-        "Nothing of the model is trained, so that trainable_only=True leaves nothing to save. Call it while "
+        "All parameters of the model are frozen, so that trainable_only=True leaves nothing to save. Call it while "
         "the adapter is trainable, or leave out trainable_only."
     )

@@ -1,7 +1,7 @@
-"""The only module that uses private names of torch, each with the public way that is not enough.
+"""The only module that uses private names of torch; each says why the public API is not enough.
 
-Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so, and
-``tests/test_torch_names.py`` of this distribution fails. Attributes that torch does not document count as private.
+Importing this module looks nothing up. If a version of torch lacks a name, the function that needs it raises an error,
+and ``tests/test_torch_names.py`` of this distribution fails. Attributes that torch does not document count as private.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ NEWEST_TRIED: Final = "2.15"
 PARAMETERS: Final = "_parameters"
 BUFFERS: Final = "_buffers"
 CHILDREN: Final = "_modules"
-"""Where a module has these in its ``vars``.
+"""The keys of these dictionaries in the ``vars`` of a module.
 
-``named_parameters`` and its like make a name for each, which takes three times as long, and leave out second names.
+``named_parameters`` and similar methods build names, which takes three times as long, and skip second names.
 """
 
 COMPILED: Final = "_orig_mod"
-"""Where a compiled module has the one it was made of. Checking the class would import the compiler."""
+"""The key of the original in a compiled module. Checking the class would import the compiler."""
 
 INPUT_CHECK: Final = "_check_input_dim"
-"""What a batch norm layer calls to check its input; a layer derived from it may have another rule than its class."""
+"""The method with which a batch norm layer checks its input; derived layers may have different rules."""
 
 NESTED_SCHEDULERS: Final = "_schedulers"
-"""Where ``SequentialLR`` and ``ChainedScheduler`` have their schedulers; the constructor alone is documented."""
+"""The attribute with the schedulers of ``SequentialLR`` and ``ChainedScheduler``, which is not documented."""
 
 _MISSING: Final = object()
 
 
 @contextmanager
 def before_collectives(call: Callable[[str], None]) -> Generator[None]:
-    """Within the context, call a function with the name of each operation between processes, before it begins.
+    """Call a function with the name of each collective operation within the context, before it begins.
 
-    ``CommDebugMode`` of torch tells their number afterwards, when one of them may wait for ever.
+    ``CommDebugMode`` of torch tells their number only afterwards, when an operation may already wait forever.
 
     Args:
-        call: What is called; an error that it raises is raised by the operation.
+        call: The function to call; an error that it raises is raised by the operation.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -70,7 +70,7 @@ def _private(owner: object, name: str) -> Any:
     """Return an attribute of an object of torch.
 
     Raises:
-        UnsupportedConfigurationError: This version of torch has none of this name.
+        UnsupportedConfigurationError: This version of torch does not have the attribute.
     """
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
@@ -79,17 +79,17 @@ def _private(owner: object, name: str) -> Any:
             "This run needs a part of torch that has no public name, and that this version of torch does not have.",
             given=f"torch {torch.__version__}, without {name_of_owner}.{name}",
             expected=f"a version that was tried: torch {OLDEST_TRIED} to {NEWEST_TRIED}",
-            do=f'Install one: pip install "torch=={NEWEST_TRIED}.*". A newer pa-core may know newer versions.',
+            do=f'Install it: pip install "torch=={NEWEST_TRIED}.*". A newer pa-core may know newer versions.',
         )
     return found
 
 
 def foreach(operation: str, *arguments: Any) -> Any:
-    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+    """Apply an operation to lists of tensors in a single call, like torch's optimizers.
 
     Args:
         operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
-        *arguments: What it takes. No list may be empty.
+        *arguments: The arguments of the operation. Lists must not be empty.
 
     Example:
         >>> tensors = [torch.ones(2), torch.ones(1)]
@@ -101,7 +101,7 @@ def foreach(operation: str, *arguments: Any) -> Any:
 
 
 def non_persistent_buffers(module: nn.Module) -> set[str]:
-    """Return the names of a module's own buffers that its state dict leaves out; making one calls the user's hooks.
+    """Return the names of a module's non-persistent buffers; a state dict would call the user's hooks.
 
     Args:
         module: The module.
@@ -110,7 +110,7 @@ def non_persistent_buffers(module: nn.Module) -> set[str]:
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:
-    """Whether ``compile`` was called for a module, or ``torch.compile`` for its ``forward``; nothing public tells.
+    """Whether ``compile`` was called for a module, or ``torch.compile`` for its ``forward``, which has no public API.
 
     Args:
         module: The module.
@@ -120,7 +120,7 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return a number that grows with each change in place that torch notes; without it, values would be compared.
+    """Return a number that grows with each recorded change in place; otherwise values would have to be compared.
 
     Args:
         tensor: The tensor.
@@ -129,7 +129,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
-    """Whether somebody registered a hook on a tensor; torch only lets hooks be registered.
+    """Whether a tensor has hooks; torch's public API can only register them.
 
     Args:
         tensor: The tensor.
@@ -138,7 +138,7 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
 
 
 def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
-    """Return the types of what the forward pass of a node has returned; ``metadata`` of a node has other things.
+    """Return the dtypes of a node's outputs in the forward pass, which ``metadata`` of a node does not contain.
 
     Args:
         node: A node of a graph.
@@ -147,16 +147,16 @@ def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
 
 
 def calls_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether an optimizer calls its hooks: one that leaves out the constructor of its base class does not.
+    """Whether an optimizer calls its hooks: it does not if it skips the constructor of its base class.
 
     Args:
-        optimizer: The optimizer. ``register_step_pre_hook`` itself does not tell.
+        optimizer: The optimizer. ``register_step_pre_hook`` does not raise an error then.
     """
     return getattr(type(optimizer).step, "hooked", False) and hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def has_iterator(loader: object) -> bool:
-    """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; nothing public tells.
+    """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; the public API does not tell.
 
     Args:
         loader: The loader.
@@ -165,7 +165,7 @@ def has_iterator(loader: object) -> bool:
 
 
 def forget_iterator(loader: object) -> None:
-    """Let a ``DataLoader`` start its workers again, which it would otherwise keep for as long as it lives.
+    """Let a ``DataLoader`` start its workers again, which it would otherwise never replace.
 
     Args:
         loader: The loader.
@@ -175,10 +175,10 @@ def forget_iterator(loader: object) -> None:
 
 
 def has_ended(iterator: object) -> bool:
-    """Whether an iterable dataset was read to its end for the last batch; the iterator itself raises only later.
+    """Whether an iterable dataset ended with the last batch; the iterator raises ``StopIteration`` only later.
 
     Args:
-        iterator: The iterator of a ``DataLoader``. One of another kind has not ended.
+        iterator: The iterator of a ``DataLoader``. Other iterators have not ended.
     """
     return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
 
@@ -188,17 +188,17 @@ def _sharding_state(module: nn.Module) -> Any:
 
 
 def computed_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return in which precision ``fully_shard`` lets a module compute, None for the precision of its weights.
+    """Return the precision in which ``fully_shard`` lets a module compute; None for the precision of its weights.
 
     Args:
-        module: A module that ``fully_shard`` was applied to. It only takes the policy.
+        module: A module that ``fully_shard`` was applied to. It accepts the policy, but does not return it.
     """
     dtype: torch.dtype | None = _private(_sharding_state(module), "_mp_policy").param_dtype
     return dtype
 
 
 def sharding_groups(module: nn.Module) -> list[Any]:
-    """Return torch's groups of parameters that are gathered together, for what follows; nothing public leads there.
+    """Return torch's groups of parameters that are gathered together; the public API does not have them.
 
     Args:
         module: A module that ``fully_shard`` was applied to.
@@ -210,44 +210,44 @@ def sharding_groups(module: nn.Module) -> list[Any]:
 
 
 def gradient_divide_factor(group: Any) -> float | None:
-    """Return by what a group divides gradients; ``set_gradient_divide_factor`` only takes it.
+    """Return the divisor of a group's gradients; ``set_gradient_divide_factor`` can only set it.
 
     Args:
-        group: One of ``sharding_groups``.
+        group: A group, from ``sharding_groups``.
     """
     factor: float | None = _private(group, "gradient_divide_factor")
     return factor
 
 
 def num_averaged_over(group: Any) -> int:
-    """Return over how many processes a group averages gradients; the meshes of its tensors may have other dimensions.
+    """Return the number of processes that a group averages gradients over; meshes of tensors may have more dimensions.
 
     Args:
-        group: One of ``sharding_groups``.
+        group: A group, from ``sharding_groups``.
     """
     return int(_private(group, "mesh_info").mesh.size())
 
 
 def note_dtypes(group: Any) -> None:
-    """Let torch look again at the parameters of a group, as it does once, before the first forward pass.
+    """Let torch record the dtypes of a group's parameters again, which it does only before the first forward pass.
 
     Args:
-        group: One of ``sharding_groups``.
+        group: A group, from ``sharding_groups``.
     """
     _private(group, "_init_mp_dtypes")()
 
 
 def parameters_of_group(group: Any) -> list[Any]:
-    """Return what torch knows of each parameter of a group, for what follows.
+    """Return torch's records of the parameters of a group, for the functions below.
 
     Args:
-        group: One of ``sharding_groups``.
+        group: A group, from ``sharding_groups``.
     """
     return cast("list[Any]", _private(group, "fsdp_params"))
 
 
 def sharded_parameter(sharded: Any) -> DTensor:
-    """Return the parameter of which this process has a piece; while it is gathered, the model has another one.
+    """Return the sharded parameter; while it is gathered, the model has a different parameter in its place.
 
     Args:
         sharded: One of ``parameters_of_group``.
@@ -256,7 +256,7 @@ def sharded_parameter(sharded: Any) -> DTensor:
 
 
 def gathered_parameter(sharded: Any) -> Tensor | None:
-    """Return what graphs have of a parameter, None before it was gathered; ``unshard`` would gather it again.
+    """Return the gathered parameter in graphs, None before it was gathered; ``unshard`` would gather it again.
 
     Args:
         sharded: One of ``parameters_of_group``.
@@ -267,7 +267,7 @@ def gathered_parameter(sharded: Any) -> Tensor | None:
 
 
 def has_local_gradient(sharded: Any) -> bool:
-    """Whether this process has a gradient that was not exchanged yet; ``grad`` of the parameter is the exchanged one.
+    """Whether this process has a gradient before its exchange; ``grad`` is the gradient after the exchange.
 
     Args:
         sharded: One of ``parameters_of_group``.
@@ -278,10 +278,10 @@ def has_local_gradient(sharded: Any) -> bool:
 
 
 def forget_local_gradients(group: Any) -> None:
-    """Forget gradients that were not exchanged yet; ``reset_iter_state``, from torch 2.14 on, does so for a root alone.
+    """Drop gradients before their exchange; ``reset_iter_state``, since torch 2.14, does so only for a root.
 
     Args:
-        group: One of ``sharding_groups``.
+        group: A group, from ``sharding_groups``.
     """
     _private(group, "_partial_reduce_output")
     group._partial_reduce_output = None
@@ -289,5 +289,5 @@ def forget_local_gradients(group: Any) -> None:
         gathered = gathered_parameter(parameter)
         if gathered is not None:
             gathered.grad = None
-        if has_local_gradient(parameter):  # before torch 2.15, it has a place of its own
+        if has_local_gradient(parameter):  # before torch 2.15, it has a separate attribute
             parameter.unsharded_accumulated_grad = None

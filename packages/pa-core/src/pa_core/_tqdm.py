@@ -21,10 +21,9 @@ _COLUMNS_IF_UNKNOWN, _LINES_IF_UNKNOWN = 79, 23
 
 @contextmanager
 def bars_hidden() -> Generator[None]:
-    """Within the context, progress bars are off the screen, so that printed lines stay whole.
+    """Hide progress bars within the context, so that printed lines are not mixed with them.
 
-    Bars of tqdm that a program draws itself are taken off as well. Where no bar was ever drawn this does
-    nothing.
+    Bars of tqdm that a script draws are hidden as well. If no bar was ever drawn, this does nothing.
 
     Example:
         >>> with bars_hidden():
@@ -46,7 +45,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def is_in_notebook() -> bool:
-    """Return whether what is printed goes to a cell of a notebook, in which bars can be drawn."""
+    """Return whether standard output goes to a cell of a notebook, in which bars can be drawn."""
     return type(sys.stderr).__module__.startswith("ipykernel") and find_spec("ipywidgets") is not None
 
 
@@ -54,11 +53,11 @@ def draw_bar(title: str, total: int | None, count: str, *, stays: bool, initial:
     """Return a new bar on standard error, or in the cell of a notebook.
 
     Args:
-        title: What it starts with.
-        total: What it counts up to; None where that is not known.
+        title: The text at the beginning.
+        total: The final count; None if it is unknown.
         count: The format of the count.
-        stays: Whether it is left when it is closed.
-        initial: What it counts from.
+        stays: Whether the bar stays visible after it is closed.
+        initial: The first count.
     """
     stream = sys.stderr
     has_size = not _is_without_size(stream)
@@ -71,7 +70,7 @@ def draw_bar(title: str, total: int | None, count: str, *, stays: bool, initial:
         ncols=None if has_size else _COLUMNS_IF_UNKNOWN,
         nrows=None if has_size else _LINES_IF_UNKNOWN,
         dynamic_ncols=has_size,
-        # It is told when to refresh, and does so each time.
+        # The caller decides when to refresh, so the bar does so each time.
         mininterval=0,
         miniters=1,
         bar_format=f"{{desc}} |{{bar}}| {count} [{{elapsed}}<{{remaining}}{{postfix}}]",
@@ -90,5 +89,5 @@ def _is_without_size(stream: TextIO) -> bool:
 def _bar_class() -> type[Bar]:
     from tqdm.auto import tqdm
 
-    # An interval of 0: no thread in the background that looks after bars which nobody refreshes.
+    # An interval of 0 avoids tqdm's background thread, which refreshes bars.
     return cast("type[Bar]", type("Bar", (tqdm,), {"monitor_interval": 0}))

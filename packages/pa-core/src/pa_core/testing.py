@@ -45,12 +45,12 @@ class TinyClassifier(nn.Module):
 
 
 def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int = 0) -> TensorDataset:
-    """Return inputs and linear targets of shape ``(num_samples, 1)`` with a little noise.
+    """Make a regression dataset: inputs, and linear targets of shape ``(num_samples, 1)`` with a little noise.
 
     Args:
         num_samples: The number of samples.
         num_features: The size of an input.
-        seed: Decides the values; the global generators are left alone.
+        seed: The seed of the values; the global generators are not used.
     """
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(num_samples, num_features, generator=generator)
@@ -61,13 +61,13 @@ def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int =
 def make_classification(
     num_samples: int = 32, num_features: int = 4, num_classes: int = 3, *, seed: int = 0
 ) -> TensorDataset:
-    """Return inputs in clusters, and the number of the cluster as the target.
+    """Make a classification dataset: inputs in clusters, and the index of the cluster as the target.
 
     Args:
         num_samples: The number of samples.
         num_features: The size of an input.
         num_classes: The number of clusters.
-        seed: Decides the values; the global generators are left alone.
+        seed: The seed of the values; the global generators are not used.
     """
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(num_classes, num_features, generator=generator)
@@ -76,14 +76,13 @@ def make_classification(
 
 
 class RecordingCallback(TrainerCallback):
-    """Notes every event of a run, in order.
+    """Record every event of a run with its arguments, to test when your code is called.
 
-    Everything that an event was called with is kept, batches and losses with their graphs included: this is for
-    small runs.
+    It keeps all arguments, including batches and losses with their graphs, so use it for small runs.
 
     Attributes:
         events: The names of the events, in the order in which they fired.
-        arguments: For each of them, its keyword arguments.
+        arguments: The keyword arguments of each event.
 
     Example:
         >>> from pa_core import Trainer
@@ -110,5 +109,5 @@ def _recorder_of(event: str) -> Callable[..., None]:
 
 
 for _event in EVENT_NAMES:
-    # On the class, so that a subclass can override an event and still call this one.
+    # Set on the class, so that an override in a subclass can call the method of this class.
     setattr(RecordingCallback, _event, _recorder_of(_event))

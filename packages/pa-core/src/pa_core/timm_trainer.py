@@ -1,4 +1,4 @@
-"""A trainer for the schedulers of timm, which are told how far the run is instead of counting themselves."""
+"""A trainer for the schedulers of timm, which get the position of the run instead of counting themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 
 
 class TimmSchedulerLike(StatefulScheduler, Protocol):
-    """What timm's schedulers offer."""
+    """The interface of timm's schedulers."""
 
     def step(self, epoch: int, metric: float | None = None) -> object:
         """Set the value for the given number of completed epochs."""
@@ -27,7 +27,7 @@ class TimmSchedulerLike(StatefulScheduler, Protocol):
 
 
 class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedulerLike]):
-    """A ``Trainer`` whose scheduler follows the interface of timm's schedulers; timm itself is not needed.
+    """Train with a scheduler that has the interface of timm's schedulers; timm itself is not needed.
 
     ``step_update`` is called after each optimizer update with the number of updates of the run so far, and ``step``
     after each epoch with the number of epochs of the run so far and the evaluation loss, None without an evaluation.
@@ -64,7 +64,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
             name = type(scheduler).__name__
             raise ConfigurationError(
                 "TrainerWithTimmScheduler steps schedulers with step_update(num_updates) and step(epoch, metric), as "
-                f"timm's have, and {name} has not. Use Trainer, which steps other schedulers."
+                f"timm's do; {name} does not. Use Trainer, which steps other schedulers."
             )
         if scheduler is not None:
             _complete_state(scheduler)
@@ -85,7 +85,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
 
 def _follows_timm(scheduler: TimmSchedulerLike) -> bool:
-    """Whether it is what its type says: nothing has checked what a factory returned."""
+    """Whether a scheduler really has timm's interface, because the result of the factory is not checked."""
     return hasattr(scheduler, "step_update") and len(inspect.signature(scheduler.step).parameters) > 1
 
 
@@ -94,9 +94,9 @@ _PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 
 def _complete_state(scheduler: TimmSchedulerLike) -> None:
-    """Have the state of a scheduler that steps one of torch's hold all that timm's other schedulers save.
+    """Complete the state of a timm scheduler that wraps a scheduler of torch.
 
-    Of its ``PlateauLRScheduler``, timm saves the best value alone, and not the number of epochs since then.
+    For ``PlateauLRScheduler``, timm saves only the best value, and not the number of epochs since then.
     """
     attributes: dict[str, Any] = getattr(scheduler, "__dict__", {})
     inner = {name: value for name, value in attributes.items() if isinstance(value, LRScheduler)}

@@ -1,6 +1,6 @@
 """Parts of torch that have no public name, for distributions on top of this one.
 
-A version of torch that lacks one is named by the error of whoever needs it, with versions to install.
+If a version of torch lacks a name, the function that needs it raises an error with versions to install.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run tells its user: lines that are printed once, and warnings that point at the user's line."""
+"""Printing lines once in a run, and warnings that point at the user's line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["warn_user"]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the innermost frame that is neither of ``pa_core`` nor of the calling package.
+    """Warn at the user's line: the innermost frame outside of ``pa_core`` and of the calling package.
 
     Args:
-        message: What is wrong, and what to do.
-        category: ``DeprecationWarning`` for what will not be there for ever.
+        message: The problem and the advice.
+        category: The class; ``DeprecationWarning`` for features that will be removed.
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     ours = {"pa_core", _package(frame)}
@@ -35,22 +35,22 @@ class _Prints(Protocol):
 
 
 def say(run: _Prints, text: str) -> None:
-    """Print once in the whole run, even on several machines.
+    """Print a text once in the whole run, even on several machines.
 
     Args:
         run: The trainer.
-        text: What to print.
+        text: The text.
     """
     if run.is_main_process:
-        # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
+        # Without flush, progress lines, which are flushed, would come before these lines in a log file.
         run.print(without_secrets(text), flush=True)
 
 
 def write_or_warn(write: Callable[[], object]) -> None:
-    """Write to standard output, of which an error is a warning: no run is lost because nobody reads along.
+    """Write to standard output, and turn an error into a warning, so that a closed pipe does not end the run.
 
     Args:
-        write: Writes what is to be written.
+        write: The function that writes.
     """
     try:
         write()

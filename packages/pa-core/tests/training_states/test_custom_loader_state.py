@@ -359,7 +359,7 @@ def test_the_bar_of_the_epoch_shows_the_way_to_the_position(
     capsys.readouterr()
     run(ON_ONE_PROCESS["random"], ProgressBarCallback(), resume_from=tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 2: ")]
-    assert lines[:2] == [f"Epoch 2: {batches}/6 batches, skipping what was trained on before" for batches in (1, 2)]
+    assert lines[:2] == [f"Epoch 2: {batches}/6 batches, skipping the batches trained on before" for batches in (1, 2)]
     assert lines[2].startswith("Epoch 2: 3/6 batches, loss=")
 
 

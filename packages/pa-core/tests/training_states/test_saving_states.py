@@ -378,7 +378,7 @@ def test_a_run_that_is_to_be_resumed_and_saves_at_its_end_only_says_so(
     def said(states: SaveTrainingStateCallback, **options: Any) -> bool:
         capsys.readouterr()
         train(make_trainer(states), num_epochs=1, **options)
-        return "loses everything since update 0. Pass save_every_n_epochs=1" in capsys.readouterr().out
+        return "loses all progress since update 0. Pass save_every_n_epochs=1" in capsys.readouterr().out
 
     folder, never = tmp_path / "end", SaveTrainingStateCallback(tmp_path / "never", save_at_end=False)
     assert said(SaveTrainingStateCallback(folder), resume_from=folder, resume_missing="start")

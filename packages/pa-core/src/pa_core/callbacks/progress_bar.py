@@ -1,4 +1,4 @@
-"""Progress bars on a terminal and in a notebook, lines in a log."""
+"""A callback that shows progress: bars on a terminal and in a notebook, lines in a log."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pa_core.types import BatchOutput
 SECONDS_BETWEEN_LINES = 30.0  # the log of a day has some thousand lines
 _SECONDS_BETWEEN_REFRESHES = 0.1
 _BATCHES_TO_WARM_UP = 2
-"""Of the first, the event comes before its backward pass, which may be compiled."""
+"""The batches that the speed leaves out: the first event comes before the backward pass, which may be compiled."""
 
 
 class ProgressBarCallback(TrainerCallback):
-    """Shows the progress of the run, and of each epoch: mean loss so far, learning rate, samples per second.
+    """Show the progress of the run and of each epoch: mean loss so far, learning rate, samples per second.
 
-    On a terminal, and in a notebook with ``ipywidgets``, these are two progress bars, one for the run, if it has
-    several epochs, and one for the epoch. Elsewhere, for example in a job, a line is written to standard output every
-    30 seconds of an epoch.
+    It is a default callback. On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: for the
+    run, if it has several epochs, and for the epoch. Elsewhere, for example in a Slurm job, it writes a line to
+    standard output every 30 seconds of an epoch.
 
-    Where ``PrintProgressCallback`` prints a row for each epoch, nothing else is left of it. Without it, the bar of each
-    epoch stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard output.
-    Only the first process of each machine shows anything. The loss is the one of this process, and never waits for an
+    If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end. Otherwise the bar of each epoch
+    stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard output. Only
+    the first process of each machine shows anything. The loss is that of this process, and reading it never blocks an
     accelerator.
 
     Example:
@@ -68,7 +68,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that there is no epoch to name."""
+        """Remember that the evaluation does not belong to an epoch."""
         self._only_evaluates = True
 
     @override
@@ -80,7 +80,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
-        """Start where the epoch was interrupted, or show how far the loader is on its way there."""
+        """Start at the position of the interruption, or show how far the loader has skipped batches."""
         if "train" in self._open:
             self._open["train"].pass_over(trainer, steps)
 
@@ -138,13 +138,13 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close what is open."""
+        """Close all bars."""
         for phase in reversed(list(self._open)):
             self._close(trainer, phase, is_complete=False)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Close what is open, so that the traceback starts on its own line."""
+        """Close all bars, so that the traceback starts on its own line."""
         self.on_stop_training_error(trainer)
         self._close_run()
 
@@ -175,16 +175,16 @@ class ProgressBarCallback(TrainerCallback):
 
 
 class _EpochProgress:
-    """Counts the batches of one epoch and shows them from time to time, on a bar or as whole lines.
+    """Counts the batches of an epoch and shows them from time to time, on a bar or as lines.
 
-    Only counters go up with each batch. Loss, what steps log, learning rate and speed are worked out when they are
-    shown, and no mean waits for an accelerator: the value that has arrived last is shown. The speed is that after the
-    first two batches, which are longer where workers start or a model is compiled.
+    Each batch only increments counters. Loss, logged values, learning rate and speed are computed when they are shown,
+    and means never block an accelerator: the latest value that has arrived is shown. The speed is measured after the
+    first two batches, which take longer if workers start or a model is compiled.
 
     Args:
-        phase: What runs; only in training there is a learning rate, and in a prediction no loss.
-        title: What the bar and each line starts with.
-        total: The number of batches of the epoch; None where it is not known.
+        phase: The phase; only training has a learning rate, and a prediction has no loss.
+        title: The text at the beginning of the bar and of each line.
+        total: The number of batches of the epoch; None if it is unknown.
         is_drawn: Whether there is a bar.
         keeps_last: Whether the last state stays: the bar on a terminal, and a line in a log or in a notebook.
     """
@@ -205,7 +205,7 @@ class _EpochProgress:
         self._next_refresh = self._started + self._seconds_between
 
     def step(self, trainer: AnyTrainer, batch_size: int) -> bool:
-        """Count a batch of this process, and show it if it is time; return whether it was."""
+        """Count a batch of this process, and show the progress if it is time; return whether it did."""
         self._batches += 1
         self._samples += batch_size
         now = time.monotonic()
@@ -222,14 +222,14 @@ class _EpochProgress:
         return True
 
     def pass_over(self, trainer: AnyTrainer, batches: int) -> None:
-        """Note that so many batches of the epoch are done, none of which was trained on here."""
+        """Count batches of the epoch that were skipped."""
         self._batches = batches
         self._started = time.monotonic()
         if self._started >= self._next_refresh:
-            self._show(trainer, self._started, "skipping what was trained on before")
+            self._show(trainer, self._started, "skipping the batches trained on before")
 
     def resume_after(self, other: _EpochProgress) -> None:
-        """Leave out the time that another epoch took in between."""
+        """Leave out the time of another epoch in between."""
         self._started += time.monotonic() - other._opened
         if self._bar is not None:
             self._bar.unpause()
@@ -239,8 +239,8 @@ class _EpochProgress:
 
         Args:
             trainer: The trainer.
-            is_complete: Whether the epoch has ended as it should. The trainer has then just read its means
-                from the device; otherwise the device may not even answer.
+            is_complete: Whether the epoch is complete. The trainer has then just read its means from the device;
+                otherwise the device may not even answer.
         """
         if is_complete and self._batches:
             self._means = {name: tracker.average for name, tracker in self._trackers(trainer).items()}
@@ -265,7 +265,7 @@ class _EpochProgress:
         figures = [f"{name}={mean:.4g}" for name, mean in self._means.items()]
         if self._phase == "train":
             rates = learning_rates_of(trainer.optimizer)
-            # A rate that lives on an accelerator could only be read by waiting for it.
+            # Reading a rate on an accelerator would block it.
             if rates and all(not isinstance(rate, Tensor) or rate.is_cpu for rate in rates):
                 figures.append(f"lr={float(max(rates)):.3g}")
         if self._samples and now > self._started:
@@ -283,12 +283,12 @@ def _move(bar: Bar, count: int, figures: str = "") -> None:
 
 
 def _draws_bars(trainer: AnyTrainer) -> bool:
-    # Processes that were started from a cell have no widgets of their own.
+    # Processes that were started from a cell have no widgets.
     return is_terminal(sys.stderr) or (is_in_notebook() and trainer.num_processes == 1)
 
 
 def _draw_run_bar(trainer: AnyTrainer) -> Bar | None:
-    """Return a bar where it can be drawn, and has more to show than the bar of the only epoch."""
+    """Return a bar of the run, or None if it cannot be drawn or the run has a single epoch."""
     config, lengths = trainer.run_config, trainer.epoch_lengths
     if trainer.was_complete or config.num_epochs == 1 or not lengths.are_known:
         return None
@@ -299,12 +299,12 @@ def _draw_run_bar(trainer: AnyTrainer) -> Bar | None:
 
 
 def _num_batches_to_train(trainer: AnyTrainer) -> int | None:
-    """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
+    """Return the length of the epoch that begins, which ``max_num_train_steps`` may cut."""
     config, lengths, whole = trainer.run_config, trainer.epoch_lengths, length_of(trainer.train_dataloader)
     if lengths.updates_per_group > 1:
-        return None  # of each batch come several, or fewer
+        return None  # the loop makes several updates of a batch, or fewer
     if config.max_num_train_steps is None or whole is None:
         return whole
-    # A run that was resumed mid-epoch has made some of the epoch's updates before.
+    # A run that was resumed mid-epoch has made some updates of the epoch before.
     begun_at = min(trainer.num_updates_completed, lengths.updates_before(trainer.num_epochs_completed))
     return min(whole, (config.max_num_train_steps - begun_at) * config.gradient_accumulation_steps)

@@ -1,4 +1,4 @@
-"""What a run trains, said when it starts, and the table of its metrics, with which it ends."""
+"""The summary of the trained parameters at the start of a run, and the table of metrics at its end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _NUM_NAMES = 2
 
 
 def format_table(history: RunHistory, greater_is_better: Mapping[str, bool]) -> str:
-    """Lay out the last and the best value of each metric that has numbers, by name; empty without any.
+    """Format a table of the last and the best value of each numeric metric; empty without metrics.
 
     Args:
-        history: The history; the epoch of a value is known of an ``InMemoryRunHistory`` only.
-        greater_is_better: For metrics by name, whether a higher value is better. For all others their names
-            have to tell.
+        history: The history; only an ``InMemoryRunHistory`` knows the epochs of values.
+        greater_is_better: For metrics by name, whether a higher value is better. The names of the others decide.
 
     Example:
         >>> from pa_core import InMemoryRunHistory
@@ -64,17 +63,17 @@ def trains_some_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
 
 
 def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> str:
-    """Return how many parameters are trained, how many are frozen, and which are neither, as no optimizer has them.
+    """Return how many parameters are trained, how many are frozen, and name those that are neither.
 
-    Models of which no optimizer has any parameter are left out. Parameters whose sizes are not known yet are counted
-    apart, and what several models share once.
+    Models without parameters in an optimizer are left out. Parameters whose sizes are not known yet are counted
+    separately, and shared parameters once.
 
     Args:
         models: The models, by name.
         optimizers: Their optimizers.
 
     Returns:
-        The end of a sentence; empty where nothing can be counted.
+        The end of a sentence; empty if nothing can be counted.
 
     Example:
         >>> import torch

@@ -31,41 +31,43 @@ from pa_distributed import SignalWatch
 
 
 class SaveTrainingStateCallback(TrainerCallback):
-    """Saves training states, from which ``train(resume_from=save_dir)`` resumes.
+    """Save training states, from which ``train(resume_from=save_dir)`` resumes an interrupted run.
 
-    Each state has its own directory in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
-    ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name.
-    Anything that cannot be saved raises an error before the first step, and so does a folder that cannot be written to,
-    or that another run uses.
+    Each state has its own directory in ``save_dir``, which is written atomically: ``epoch_5`` after an epoch,
+    ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name. Objects
+    that cannot be saved raise an error before the first step, and so does a folder that cannot be written to, or that
+    another run is using.
 
     Args:
-        save_dir: The folder of the states, which is made if it is missing. With several nodes, it must be a folder that
-            all of them share. A relative path starts at the folder from which the run is started.
-        save_every_n_epochs: The number of epochs from one state to the next. Without any of the three periods, a state
-            is saved only at the end of the run.
+        save_dir: The folder of the states, which is created if it is missing. With several nodes, it must be a folder
+            that all of them share. A relative path starts at the working directory of the run.
+        save_every_n_epochs: The number of epochs from one state to the next. Without a period, which is the default, a
+            state is saved only at the end of the run.
         save_every_n_steps: The number of optimizer updates from one state to the next.
-        save_at_end: Whether a state is saved when the run is complete, so that a script that is started again does not
-            train twice. A run that ended with an exception or a loss that is not finite is not complete.
-        max_checkpoints: How many states of this run are kept; older ones are removed. None, the default, keeps all.
-            States of other runs in the folder are never removed, even if this run has resumed from one of them.
+        save_at_end: Whether a state is saved when the run is complete, which is the default, so that a script that is
+            started again does not train twice. A run that ended with an exception or a loss that is not finite is not
+            complete.
+        max_checkpoints: The number of states of this run to keep; older states are removed. None, the default, keeps
+            all. States of other runs in the folder are never removed, even if this run has resumed from one of them.
         save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process.
-        asynchronous: Whether the files are written while the training continues. The state is copied to host memory
-            first, which takes as much memory as the state. An error in writing is raised with the next state, or when
-            the run ends.
+        asynchronous: Whether the files are written while the training continues. The default, False, waits for them.
+            The state is copied to host memory first, which takes as much memory as the state. An error in writing is
+            raised with the next state, or when the run ends.
         stop_on_signals: Signals that announce preemption, such as ``("SIGTERM", "SIGUSR1")``. The run saves a state
             after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
             a script with exit status 75. Further signals have no effect until the process has ended. The default leaves
-            all signals to the script. In a thread, to which Python brings no signals, a warning says so.
+            all signals to the script. In a thread, which does not get signals in Python, a warning is shown.
         upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``. Each state is sent there
-            while the training continues, and ``train(resume_from=...)`` takes the same URL. It needs ``fsspec`` and its
-            package for the kind of store. The same number of states is kept in the store. The run ends only when the
-            newest state is sent, even after a signal. A store that cannot be used raises an error before the first
+            while the training continues, and ``train(resume_from=...)`` accepts the same URL. It needs ``fsspec`` and
+            its package for the kind of store. The same number of states is kept in the store. The run ends only when
+            the newest state is sent, even after a signal. A store that cannot be used raises an error before the first
             step.
         upload_errors: What happens if a state could not be sent after several attempts. ``"warn"``, the default, prints
-            a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run then.
-        on_save_error: What happens if a state cannot be written, such as to a disk that is full. ``"raise"``, the
+            a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run at that
+            point.
+        on_save_error: What happens if a state cannot be written, for example because the disk is full. ``"raise"``, the
             default, ends the run. ``"warn"`` prints a warning, and the run continues without this state and tries again
-            when the next one is due.
+            when the next state is due.
 
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
@@ -129,7 +131,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.on_save_error: Literal["raise", "warn"] = on_save_error
         self._signals = tuple(stop_on_signals)
         with as_configuration_error():
-            SignalWatch(self._signals, lambda: None)  # refuses what is no signal
+            SignalWatch(self._signals, lambda: None)  # raises an error for unknown signals
         self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
@@ -140,20 +142,20 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
+        """Check that states can be saved, and begin to watch for signals."""
         self._has_asked = self._is_lost = False
         self._uploads = self._watch = self._newest = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
         if distributed.rank() == 0:
-            # A complete run saves nothing any more that would remove what a process that was killed has left.
+            # A complete run does not save again, so remove the remains of killed processes here.
             _remove(Folder(self._folder).remove_leftovers)
             if continued is not None:
                 self._tidy_up(continued)
         self._last_save = time.monotonic()
         self._watch_signals(trainer)
         if self.upload_to is not None:
-            # Left before the signals are: none ends the process while it waits for the last state to be sent.
+            # Exited before the watch of signals, so that no signal ends the process while it waits for the last upload.
             uploads = Uploads(self.upload_to, self.max_checkpoints, self.upload_errors, trainer.print)
             uploads.begin(self._folder, continued)
             self._last_sequence = max(self._last_sequence, uploads.next_sequence - 1)
@@ -164,17 +166,17 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save if it is time, or have all processes do so if it is time on the clock of the first one."""
+        """Save if it is time, or request it from all processes if it is time on the clock of the first process."""
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
             self._save(trainer, f"step_{update}")
         elif self.save_every_n_seconds is not None and not self._has_asked and distributed.rank() == 0:
             self._has_asked = time.monotonic() - self._last_save >= self.save_every_n_seconds
-            if self._has_asked:  # it takes until the next update for all to know
+            if self._has_asked:  # all processes know by the next update
                 trainer.request_training_state()
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save, unless another callback saves by the time, and may have made the request."""
+        """Save, unless another callback with ``save_every_n_seconds`` may have made the request."""
         callbacks = trainer.callback_handler.callbacks
         periods = [
             callback.save_every_n_seconds for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)
@@ -195,12 +197,12 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that the run cannot be resumed from where it ended."""
+        """Remember that the run cannot be resumed from its end."""
         self._is_lost = isinstance(kwargs["error"], NonFiniteLossError)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Say what a preemption or Ctrl-C leaves behind."""
+        """Print the newest state after a preemption or Ctrl-C."""
         if isinstance(exception, TrainingPreempted):
             number = None if self._watch is None else self._watch.received
             by = "" if number is None else f" by {number.name}"
@@ -212,17 +214,17 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save the state of the complete run; one that ended by a loss that is not finite is not complete."""
+        """Save the state of the complete run; a run that ended because of a loss that is not finite is not complete."""
         if self.save_at_end and not (trainer.was_complete or self._is_lost):
             self._save(trainer, "final")
 
     def _watch_signals(self, trainer: AnyTrainer) -> None:
-        """Watch for the signals that announce preemption, and have others leave a line."""
+        """Watch for the signals that announce preemption, and print a line for SIGTERM otherwise."""
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._signals and not is_main_thread:
             warn_user(
                 f"stop_on_signals={self._signals!r} has no effect in the thread {threading.current_thread().name!r}: "
-                "Python brings signals to the main thread alone. Call trainer.request_preemption() where this thread "
+                "only the main thread gets signals in Python. Call trainer.request_preemption() when this thread "
                 "learns that the run has to end."
             )
         if is_main_thread:
@@ -237,10 +239,10 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
         if (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds) == (None, None, None):
-            when = "at the end of the run only" if self.save_at_end else "at no time"
+            when = "at the end of the run only" if self.save_at_end else "never"
             say(
                 trainer,
-                f"Training states are saved {when}: a run that is killed loses everything since update "
+                f"Training states are saved {when}: a killed run loses all progress since update "
                 f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for "
                 "example.",
             )
@@ -251,7 +253,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self._uploads is not None:
             self._uploads.tell_problems()
         folder = Folder(self._folder)
-        # The last one may still be on its way to the disk.
+        # The previous state may still be being written.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
         trainer.save_training_state(
             self._folder / name,
@@ -263,12 +265,12 @@ class SaveTrainingStateCallback(TrainerCallback):
         )
 
     def _tidy_up(self, newest: Path) -> None:
-        """Remove what is too old, and what an earlier process of this run has left half written."""
+        """Remove states that are too old, and incomplete states of an earlier process of this run."""
         folder = Folder(self._folder)
         record = next((record for record in folder.records() if record.path == newest), None)
         if record is None:
             raise CheckpointError(
-                f"The training state {newest}, which was just saved, is not there any more. Keep other programs from "
+                f"The training state {newest}, which was just saved, is missing. Keep other programs from "
                 "moving the folder, or set max_checkpoints instead of removing states."
             )
         run, self._newest = record.run, SavedState(newest.name, record.update)
@@ -285,7 +287,7 @@ def _save_on(name: str) -> str:
 
 
 def _remove(what: Callable[[], object]) -> None:
-    """Remove states, or say with a warning what takes room."""
+    """Remove states, and warn if that fails."""
     try:
         what()
     except CheckpointError as error:

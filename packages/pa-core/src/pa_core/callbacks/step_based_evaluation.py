@@ -1,4 +1,4 @@
-"""Evaluating after a number of updates, in the middle of the epochs."""
+"""A callback that evaluates after a number of updates, within epochs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pa_core.run_config import check_count
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Evaluates in the middle of the training epochs, after every so many optimizer updates.
+    """Evaluate within the training epochs, each time after a number of optimizer updates.
 
-    The updates are counted over the whole run. Where an epoch ends with the update that is due, only the
-    epoch's own evaluation runs, as it would evaluate the same weights a second time.
+    Use it if epochs are long. Updates are counted over the whole run. If an epoch ends with the update that is due,
+    only the evaluation of the epoch runs, because another would evaluate the same weights.
 
-    Everything that is recorded in these evaluations has the prefix ``intermediate_``: the loss is
-    ``intermediate_eval_loss_epoch``, a metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The
-    names without it keep one value an epoch, from the evaluation after the epoch. To keep the best model of all
-    evaluations within the epochs, give ``SaveBestModelCallback`` the name with the prefix.
+    The metrics of these evaluations have the prefix ``intermediate_``: the loss is ``intermediate_eval_loss_epoch``, a
+    metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The names without the prefix keep a single
+    value for each epoch, from the evaluation after the epoch. To keep the best model of all evaluations within the
+    epochs, pass the name with the prefix to ``SaveBestModelCallback``.
 
     Args:
-        eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
-        eval_names: Of several evaluation sets, the names of those to evaluate; by default the sets that are evaluated
-            after each epoch, without the ones that an ``EvaluationSet`` makes rarer.
+        eval_every_n_steps: The number of optimizer updates between two evaluations.
+        eval_names: The names of the evaluation sets to evaluate, if there are several. The default is the sets that are
+            evaluated after each epoch, without sets that an ``EvaluationSet`` evaluates less often.
 
     Raises:
-        ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation
-            dataset, or none of these names.
+        ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation dataset,
+            or no set with such a name.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for a run that has nothing to evaluate."""
+        """Raise an error for a run without a dataset to evaluate."""
         if trainer.eval_dataloader is None:
             raise ConfigurationError(
                 "StepBasedEvaluationCallback has no evaluation dataset to evaluate. Pass eval_dataset to "
@@ -66,7 +66,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
         chosen = self.eval_names
         if chosen is None and sets and all(evaluation_set.every_n_epochs > 1 for evaluation_set in sets.values()):
             raise ConfigurationError(
-                f"StepBasedEvaluationCallback has nothing to evaluate: {', '.join(map(repr, sets))} are not evaluated "
+                f"StepBasedEvaluationCallback has no set to evaluate: {', '.join(map(repr, sets))} are not evaluated "
                 f"in each epoch. Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, "
                 f"eval_names=[{next(iter(sets))!r}])."
             )

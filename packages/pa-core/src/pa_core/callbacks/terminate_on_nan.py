@@ -1,4 +1,4 @@
-"""Ending a run whose loss is no longer a number."""
+"""A callback that ends a run whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pa_core.types import BatchOutput
 
 
 class TerminateOnNaNCallback(TrainerCallback):
-    """Ends the run when a training or evaluation loss is NaN or infinite.
+    """End the run when a training or evaluation loss is NaN or infinite.
 
-    On the CPU the loss is looked at as soon as it is known, and the update it belongs to is not made. On an
-    accelerator looking would hold up every step: the loss is copied in the background and looked at a few
-    steps later, at the latest when the epoch ends, before its metrics are reported.
+    It is a default callback, so that a diverged run does not waste time. On the CPU it checks a loss at once, and its
+    update is not made. On an accelerator, that would block every step: the loss is copied in the background and checked
+    a few steps later, at the latest when the epoch ends, before its metrics are reported.
 
-    A batch that counts for nothing, since its step says ``num_items_in_batch=0``, may have any loss.
+    A batch whose step returns ``num_items_in_batch=0`` does not count, and may have any loss.
 
     Raises:
-        NonFiniteLossError: A loss is not finite. The run ends through its ordinary events, then ``train()``
-            or ``evaluate()`` raises this error.
+        NonFiniteLossError: A loss is not finite. The run ends through its ordinary events; then ``train()`` or
+            ``evaluate()`` raises this error.
 
     Example:
         >>> import torch
@@ -43,50 +43,50 @@ class TerminateOnNaNCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._losses = ScalarTransfer[tuple[str, str]]()  # with each, its name and its place
+        self._losses = ScalarTransfer[tuple[str, str]]()  # each tagged with its name and its place
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget what an earlier run left."""
+        """Drop the losses of an earlier run."""
         self._losses.clear()
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget what an earlier run left."""
+        """Drop the losses of an earlier run."""
         self._losses.clear()
 
     @override
     def on_train_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Look at the loss of a training batch."""
+        """Check the loss of a training batch."""
         self._look_at(trainer, batch, batch_output, "training", step)
 
     @override
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Look at the loss of an evaluation batch."""
+        """Check the loss of an evaluation batch."""
         self._look_at(trainer, batch, batch_output, "evaluation", step)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been looked at yet."""
+        """Wait for the losses that have not been checked yet."""
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the training losses, so that a model that is lost is not evaluated."""
+        """Wait for the training losses, so that a diverged model is not evaluated."""
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been looked at yet."""
+        """Wait for the losses that have not been checked yet."""
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Check the losses that have not been read yet: do not save a diverged run."""
+        """Wait for the losses that have not been checked yet, so that a diverged run is not saved."""
         self._require_finite(self._losses.wait_for_all())
 
     def _look_at(self, trainer: AnyTrainer, batch: Any, output: BatchOutput, phase: str, step: int) -> None:
@@ -104,7 +104,7 @@ class TerminateOnNaNCallback(TrainerCallback):
     def _require_finite(self, losses: Iterable[tuple[tuple[str, str], float]]) -> None:
         for (name, place), value in losses:
             if not math.isfinite(value):
-                advice = "Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of "
+                advice = "Lower the learning rate, clip the gradients with gradient_clip_norm, or check the data of "
                 raise _not_finite(name, f"loss={value} {place}", f"{advice}this batch.")
 
 
@@ -114,7 +114,7 @@ def _not_finite(name: str, given: str, do: str) -> NonFiniteLossError:
 
 
 def _reason(trainer: AnyTrainer, batch: Any, step: int) -> tuple[str, str] | None:
-    """What of a batch explains its loss, and what to do; None where nothing of it does."""
+    """Return the reason in a batch for its loss, and the advice; None if the batch does not explain it."""
     reason, sample, do = why_not_finite(batch, trainer.loss_func)
     if not reason:
         return None

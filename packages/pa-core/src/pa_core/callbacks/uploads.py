@@ -1,4 +1,4 @@
-"""Sending training states to an object store while the training continues."""
+"""Uploading training states to an object store while the training continues."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SECONDS_WITHOUT_A_WORD = 2.0
 
 
 def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_errors: str) -> None:
-    """Raise an error for a local folder that is a URL, a URL that is a local folder, or an unknown word.
+    """Raise an error if ``save_dir`` is a URL, ``upload_to`` is a local folder, or ``upload_errors`` is unknown.
 
     Args:
-        save_dir: Where states are saved.
-        upload_to: Where they are sent.
-        upload_errors: What becomes of states that could not be sent.
+        save_dir: The folder of the states.
+        upload_to: The URL that states are sent to.
+        upload_errors: The treatment of states that could not be sent.
 
     Raises:
-        ConfigurationError: One of them cannot be used.
+        ConfigurationError: An argument cannot be used.
     """
     if url_of(save_dir) is not None:
         raise ConfigurationError(
@@ -39,7 +39,7 @@ def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_e
         )
     if upload_to is not None and url_of(upload_to) is None:
         raise ConfigurationError(
-            f"upload_to={str(upload_to)!r} is not the URL of an object store, such as 's3://bucket/states'. Put the "
+            f"upload_to={str(upload_to)!r} is not the URL of an object store (e.g. 's3://bucket/states'). Put the "
             "kind of store and :// in front of it, or pass a local folder as save_dir."
         )
     if upload_errors not in ("warn", "raise"):
@@ -49,18 +49,18 @@ def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_e
 class Uploads:
     """Sends the states of a run in a thread, one after the other, in the order in which they were added.
 
-    Every process calls ``begin`` and leaves the context, and the first one sends. States that wait, and that the store
-    would not keep anyway when all are sent, are not sent.
+    Every process calls ``begin`` and leaves the context; only the first process sends. Queued states that the store
+    would not keep in the end are not sent.
 
     Args:
         url: The object store.
-        max_checkpoints: How many states of the run stay there; None for all.
+        max_checkpoints: The number of states of the run to keep there; None for all.
         errors: Whether a state that could not be sent causes a warning or an error.
-        say: Prints a line.
+        say: The function that prints a line.
 
     Attributes:
         store: The object store.
-        next_sequence: On the first process, the sequence of the next state, as ``begin`` has found it.
+        next_sequence: On the first process, the sequence number of the next state, from ``begin``.
 
     Example:
         >>> import tempfile
@@ -89,16 +89,16 @@ class Uploads:
         self._errors = errors
         self._say = say
         self._changed = threading.Condition()
-        self._unsent: list[tuple[Path, str]] = []  # the first of them is being sent
+        self._unsent: list[tuple[Path, str]] = []  # the first state is being sent
         self._newest: tuple[Path, str] | None = None
         self._problems: dict[Path, CheckpointError] = {}
 
     def begin(self, folder: Path, continued: Path | None) -> None:
-        """Send what the run has saved before and not sent, and look up the next sequence in the store.
+        """Send earlier states of the run that were not sent, and look up the next sequence number in the store.
 
         Args:
-            folder: Where the states are saved.
-            continued: On the first process, the state that the run continues, if it is the newest one of the run.
+            folder: The folder of the states.
+            continued: On the first process, the state that the run continues, if it is the newest state of the run.
 
         Raises:
             CheckpointError: The store cannot be queried.
@@ -118,19 +118,19 @@ class Uploads:
 
     @property
     def unsent(self) -> list[Path]:
-        """The states that wait or are being sent, oldest first; they have to stay on the disk."""
+        """The states that are queued or being sent, oldest first; they must stay on the disk."""
         with self._changed:
             return [path for path, _ in self._unsent]
 
     def add(self, state: Path, run: str) -> None:
-        """Have a state sent, on the process that has written it.
+        """Queue a state to be sent, on the process that wrote it.
 
         Args:
-            state: Its directory, which has to stay as long as it is one of ``unsent``.
+            state: Its directory, which must exist while it is in ``unsent``.
             run: The run that wrote it.
 
         Raises:
-            CheckpointError: An earlier one could not be sent, and that is to be raised.
+            CheckpointError: An earlier state could not be sent, and ``errors`` is "raise".
         """
         self._send_later(state, run)
         if self._errors == "raise":
@@ -138,12 +138,12 @@ class Uploads:
                 raise problem
 
     def tell_problems(self) -> None:
-        """Warn about the states that could not be sent, unless that is raised."""
+        """Warn about the states that could not be sent, unless ``errors`` is "raise"."""
         if self._errors == "warn":
             self._warn_of_problems()
 
     def retry(self) -> None:
-        """Have the newest state sent again if that failed."""
+        """Queue the newest state again if sending it failed."""
         if self._newest is not None and self._newest[0] in self._problems:
             self._send_later(*self._newest)
 
@@ -153,7 +153,7 @@ class Uploads:
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all states are sent; where the other processes come here too, they wait as well."""
+        """Wait until all states are sent; the other processes wait as well, unless this one failed."""
         self._wait(_SECONDS_WITHOUT_A_WORD)
         if unsent := self.unsent:
             self._say(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
@@ -187,7 +187,7 @@ class Uploads:
             return [*problems.values()]
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until all states are sent, or have failed, for so many seconds at most."""
+        """Wait until all states are sent, or have failed, at most for some seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, seconds)
 
@@ -198,7 +198,7 @@ class Uploads:
             if self._max_checkpoints is not None:
                 del self._unsent[1 : -self._max_checkpoints]
             if len(self._unsent) == 1:
-                # A daemon: who gives up waiting wants the process to end.
+                # A daemon, so that an interrupted wait ends the process.
                 threading.Thread(target=self._send_all, name="pa_core state uploads", daemon=True).start()
 
     def _send_all(self) -> None:
@@ -217,20 +217,20 @@ class Uploads:
     def _send(self, state: Path, run: str) -> CheckpointError | None:
         try:
             self.store.upload(state)
-        except Exception as error:  # whatever it is, the run is told
+        except Exception as error:  # any error is reported to the run
             if isinstance(error, CheckpointNotFoundError) and len(self._unsent) > 1:
-                return None  # it was removed, as newer ones wait
+                return None  # it was removed, because newer states are queued
             problem = f"A training state was not sent to the object store {self.store.url}."
             return self.store.explained(problem, state, error)
         try:
             if self._max_checkpoints is not None:
                 self.store.keep(self._max_checkpoints, run)
-        except Exception as error:  # as above
+        except Exception as error:  # any error is reported to the run
             problem = "Training states that are no longer needed were not removed from the object store."
             return self.store.explained(problem, self.store.url, error)
         return None
 
 
 def warn_that_it_continues(error: CheckpointError) -> None:
-    """Warn about what takes room, or is not sent, and does not end the run."""
+    """Warn about states that were not removed or sent, which does not end the run."""
     warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
