@@ -298,14 +298,14 @@ def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
     ("name", "value", "message"),
     [
         ("loss", 1.0, "and not 'loss'"),
-        ("my kl", 1.0, r"cannot be the name[\s\S]*'my kl'"),
-        ("", 1.0, r"cannot be the name"),
-        (3, 1.0, r"cannot be the name[\s\S]*log\(3, "),
+        ("my kl", 1.0, r"cannot have this name[\s\S]*'my kl'"),
+        ("", 1.0, r"cannot have this name"),
+        (3, 1.0, r"cannot have this name[\s\S]*log\(3, "),
         ("kl", torch.ones(3), r"single numbers[\s\S]*shape \(3,\)[\s\S]*value\.mean\(\)"),
         ("kl", torch.ones((), dtype=torch.complex64), "single numbers"),
         ("kl", "high", r"single numbers[\s\S]*'high', of type str[\s\S]*update_metric"),
         ("kl", None, r"None, of type NoneType"),
-        ("twice", 1.0, r"twice in one step[\s\S]*sum or the mean"),
+        ("twice", 1.0, r"twice in the same step[\s\S]*sum or the mean"),
     ],
 )
 def test_what_cannot_be_logged_is_an_error(name: Any, value: Any, message: str) -> None:
@@ -385,7 +385,7 @@ def test_what_is_no_number_is_refused_where_a_number_is_needed(tmp_path: Path) -
         trainer = recording_trainer(SaveBestModelCallback(tmp_path / "best.pt", metric))
         with pytest.raises(ConfigurationError, match=rf"watch_metric='{metric}'(.|\n)*{advice}"):
             trainer.train(DATA, 1, DATA)
-        with pytest.raises(ConfigurationError, match="nothing to draw"):
+        with pytest.raises(ConfigurationError, match="No values to draw"):
             plot_run_history(trainer.run_history, tmp_path / "plot.png", metrics=["phase"])
 
 

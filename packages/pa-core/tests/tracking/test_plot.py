@@ -190,7 +190,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, history: InMemoryRunHis
         plot_run_history(history, path, ["loss"])
     with pytest.raises(ConfigurationError, match="metrics=\\[\\]"):
         plot_run_history(history, path, [])
-    with pytest.raises(ConfigurationError, match="nothing to draw"):
+    with pytest.raises(ConfigurationError, match="No values to draw"):
         plot_run_history(InMemoryRunHistory(), path)
     with pytest.raises(ConfigurationError, match="A DocumentedHistory cannot be drawn"):
         plot_run_history(DocumentedHistory(), path)

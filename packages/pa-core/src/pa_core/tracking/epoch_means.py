@@ -1,4 +1,4 @@
-"""The means of an epoch over its samples: of its loss, and of what its steps log."""
+"""The means over the samples of an epoch: of the loss, and of values that steps log."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
 
 _EXACT_IN_DOUBLES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Such a loss times a number of samples is a double without being rounded, with any instruction."""
+"""The largest loss whose product with a number of samples is an exact double."""
 
 _ONE: Final = 1 << 1074
-"""The number 1 in units of the smallest double, of which all doubles are whole multiples."""
+"""The number 1 in units of the smallest double; all doubles are whole multiples of it."""
 
 _DIGIT_BITS, _NUM_DIGITS = 32, 68
-"""Digits for 2**53 of the largest doubles; 2**21 processes add them up in a tensor of doubles without rounding."""
+"""Digits for the sum of 2**53 of the largest doubles, which 2**21 processes can add up exactly."""
 
 
 class LossTracker:
-    """The mean loss over samples, accumulated without waiting for an accelerator.
+    """Accumulate the mean loss over samples, without waiting for an accelerator.
 
-    Losses that are tensors are summed where they are, in double precision on the CPU and on CUDA and in single
-    precision elsewhere (not every device has doubles), and only reading the sum waits for the device.
+    Use it for your own means in a callback. Losses that are tensors are summed on their device, in double precision on
+    the CPU and on CUDA and in single precision elsewhere (not every device has doubles). Only reading the sum waits for
+    the device.
 
     Example:
         >>> tracker = LossTracker()
@@ -46,7 +47,7 @@ class LossTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Start over with no losses."""
+        """Start again without losses."""
         self._host_total: float = 0.0
         self._device_total: Tensor | None = None
         self._count: int = 0
@@ -55,16 +56,16 @@ class LossTracker:
         """Add the mean loss of a batch.
 
         Args:
-            loss: The mean over the samples of the batch: a number, or a tensor with one element, whose graph
-                is not kept.
-            batch_size: The number of samples that it is the mean of.
+            loss: The mean over the samples of the batch: a number, or a tensor with one element, whose graph is not
+                kept.
+            batch_size: The number of samples of the mean; the default is 1.
         """
-        if batch_size == 0:  # the mean over nothing is NaN, which times 0 would spoil that of the others
+        if batch_size == 0:  # the mean over no samples is NaN, and so is its product with 0
             return
         self._count += batch_size
         if isinstance(loss, Tensor):
             if loss.is_cpu and self._device_total is None and loss.dtype in _EXACT_IN_DOUBLES:
-                # Nobody waits for a tensor of the CPU, and adding it to another one takes several times as long.
+                # A tensor on the CPU can be read at once; adding tensors takes several times as long.
                 self._host_total += float(loss.item() * batch_size)
                 return
             loss = loss.detach()
@@ -76,7 +77,7 @@ class LossTracker:
         total = self._device_total
         if total is None or total.device != loss.device:
             has_doubles = loss.device.type in ("cpu", "cuda")
-            # Where it can hold them, it continues from what is there: a resumed epoch is added up in the same order.
+            # If the device has doubles, continue from the sum on the host: a resumed epoch adds up in the same order.
             so_far = self.total_loss
             start, self._host_total = (so_far, 0.0) if has_doubles else (0.0, so_far)
             dtype = torch.float64 if has_doubles else torch.float32
@@ -99,32 +100,32 @@ class LossTracker:
         return self.total_loss / self._count if self._count else float("nan")
 
     def totals(self) -> Tensor:
-        """Return ``[total_loss, running_count]`` as a tensor where the losses are, without waiting for them.
+        """Return ``[total_loss, running_count]`` as a tensor on the device of the losses, without waiting for them.
 
-        Summed over processes and given to ``load_totals``, it makes this the tracker of all of them.
+        Sum it over processes, and pass it to ``load_totals``, for the mean of all of them.
         """
         on_device = self._device_total
         if on_device is None:
             return torch.tensor([self._host_total, self._count], dtype=torch.float64)
-        # Made on the device: a copy from the host would wait for it.
+        # Created on the device: a copy from the host would wait for it.
         return torch.stack((on_device + self._host_total, on_device.new_full((), self._count)))
 
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from what ``totals`` returned, where that is; waits for the accelerator."""
+        """Continue from the result of ``totals``; waits for the accelerator."""
         self._device_total = None if totals.is_cpu else totals[0].clone()
         self._host_total = float(totals[0]) if totals.is_cpu else 0.0
         self._count = round(float(totals[1]))
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers that ``totals`` has, without a rounding of the device; waits for the accelerator."""
+        """Return the numbers of ``totals``, not rounded to the precision of the device; waits for the accelerator."""
         return self.total_loss, self._count
 
 
 class ExactLossTracker(LossTracker):
-    """The mean loss over samples, bit-for-bit identical in any order of the batches and on any number of processes.
+    """Accumulate the mean loss bit-for-bit identically in any order of the batches, on any number of processes.
 
-    Each mean of a batch times its number of samples is rounded to a double, their sum is not, and the mean is rounded
-    once. Losses on an accelerator are read when they have arrived, and nothing waits for them before a sum is read.
+    The product of the mean of a batch and its number of samples is rounded to a double, the sum is exact, and the mean
+    is rounded once. Losses on an accelerator are read when they have arrived; only reading a sum waits for them.
 
     Example:
         >>> tracker, rounding = ExactLossTracker(), LossTracker()
@@ -137,8 +138,8 @@ class ExactLossTracker(LossTracker):
 
     @override
     def reset(self) -> None:
-        """Start over with no losses."""
-        super().reset()  # what the sum has on the host is the sum of what is not finite, in any order the same
+        """Start again without losses."""
+        super().reset()  # the sum on the host is that of losses that are not finite, the same in any order
         self._exact_total: int = 0
         self._transfer = ScalarTransfer[int]()
 
@@ -188,12 +189,12 @@ class ExactLossTracker(LossTracker):
 
     @override
     def totals(self) -> Tensor:
-        """Return the sum and the count on the CPU, and what the sum is exactly; waits for the accelerator."""
+        """Return the sum and the count on the CPU, and the digits of the exact sum; waits for the accelerator."""
         return torch.tensor(self.numbers(), dtype=torch.float64)
 
     @override
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from what ``totals`` returned, here or in a tracker that rounds."""
+        """Continue from the result of ``totals``, of this class or of ``LossTracker``."""
         total, count, *exact = cast("list[float]", totals.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         self.reset()
         self._count = round(count)
@@ -205,7 +206,7 @@ class ExactLossTracker(LossTracker):
 
     @override
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers that ``totals`` has: what is not finite and the digits of the rest come last."""
+        """Return the numbers of ``totals``, ending with the sum of non-finite losses and the digits of the others."""
         total, last = self.total_loss, _NUM_DIGITS - 1
         above = [self._exact_total >> place * _DIGIT_BITS for place in range(last)]
         digits = [part & ((1 << _DIGIT_BITS) - 1) for part in above]
@@ -213,10 +214,10 @@ class ExactLossTracker(LossTracker):
 
 
 class StepMeans(dict[str, LossTracker]):
-    """What the steps of an epoch have logged so far: by name, its mean over the samples of this process.
+    """The means over the samples of this process of values that the steps of an epoch log, by name.
 
-    A value counts as often as its step has samples. It may be logged before their number is known, and is taken as it
-    is at that moment: a tensor is copied on its device, without its graph, and nothing waits for it.
+    A value counts as often as its step has samples. It may be logged before their number is known, and is copied at
+    that moment: a tensor stays on its device, without its graph, and is not waited for.
 
     Args:
         exact: Whether the means are bit-for-bit identical in any order of the steps.
@@ -240,12 +241,12 @@ class StepMeans(dict[str, LossTracker]):
         self._make_tracker = ExactLossTracker if exact else LossTracker
         self.losses: LossTracker = self._make_tracker()
         self._names_of_step: set[str] = set()
-        self._pending: dict[str, MetricValue] = {}  # until their samples are counted
+        self._pending: dict[str, MetricValue] = {}  # until the samples of the step are counted
         self._samples: int | None = None
         self.is_in_step: bool = False
 
     def reset(self) -> None:
-        """Start over with nothing logged, and no loss."""
+        """Start again without values and losses."""
         self.clear()
         self.losses.reset()
 
@@ -262,7 +263,7 @@ class StepMeans(dict[str, LossTracker]):
 
     @contextmanager
     def interrupted(self) -> Generator[None]:
-        """Return a context in which other steps begin and end; the step that is in progress continues after it."""
+        """Return a context in which other steps begin and end; the step in progress continues after it."""
         before = self._names_of_step, self._pending, self._samples, self.is_in_step
         self._names_of_step, self._pending, self._samples, self.is_in_step = set(), {}, None, False
         try:
@@ -271,7 +272,7 @@ class StepMeans(dict[str, LossTracker]):
             self._names_of_step, self._pending, self._samples, self.is_in_step = before
 
     def end_step(self) -> None:
-        """End the step; does nothing when it has ended already."""
+        """End the step; has no effect if it has ended already."""
         self.is_in_step = False
         self._names_of_step.clear()
         self._samples = None
@@ -281,15 +282,15 @@ class StepMeans(dict[str, LossTracker]):
         """Add the loss of the step.
 
         Args:
-            loss: Its mean over the samples, or over items.
-            weight: The number of what it is the mean over.
+            loss: The mean over the samples, or over items.
+            weight: The number of samples or items of the mean.
             samples: The number of samples.
         """
         self.losses.update(loss, weight)
         self.count_samples(samples)
 
     def count_samples(self, samples: int) -> None:
-        """Note the number of samples of the step, which is the weight of what it logs."""
+        """Set the number of samples of the step, which is the weight of its logged values."""
         self._samples, pending, self._pending = samples, self._pending, {}
         for name in pending:
             self._add(name, pending[name], samples)
@@ -300,7 +301,7 @@ class StepMeans(dict[str, LossTracker]):
         Args:
             name: An identifier, other than "loss"; once in a step.
             value: A number, or a tensor with one element.
-            count: How much it counts; None for the samples of the step.
+            count: The weight of the value; None for the number of samples of the step.
 
         Raises:
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
@@ -308,7 +309,7 @@ class StepMeans(dict[str, LossTracker]):
         """
         if not self.is_in_step:
             raise ConfigurationError(
-                f"Values can be logged within a step only, got log({name!r}, ...) outside of one: log them from "
+                f"Values can be logged within a step only, got log({name!r}, ...) outside of a step: log them from "
                 "calculate_train_batch_loss or calculate_eval_batch_loss, or in an event of a step. Record a value of "
                 "a whole epoch with trainer.run_history.update_metric(name, value)."
             )
@@ -329,7 +330,7 @@ class StepMeans(dict[str, LossTracker]):
         return {name: tracker.numbers() for name, tracker in self.items()}
 
     def load_totals(self, of_processes: Iterable[Mapping[str, Sequence[float]]]) -> None:
-        """Continue from what ``totals`` returned, here or on all processes together."""
+        """Continue from the results of ``totals``, of this process or of all processes together."""
         sums: dict[str, Tensor] = {}
         for totals in of_processes:
             for name, of_process in totals.items():
@@ -343,34 +344,34 @@ class StepMeans(dict[str, LossTracker]):
         """Record the means of an epoch.
 
         Args:
-            history: Where to record them.
+            history: The history that records them.
             loss_name: The name of the loss of the epoch; each mean has its own name in the place of "loss".
         """
         for name, tracker in self.items():
             history.update_metric(loss_name.replace("loss", name, 1), tracker.average)
 
     def _add(self, name: str, value: MetricValue, samples: int) -> None:
-        if samples > 0:  # a value that is not a number would spoil the mean even so
+        if samples > 0:  # a NaN would spoil the mean even with the weight 0
             self.setdefault(name, self._make_tracker()).update(value, samples)
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name.isidentifier() or name == "loss":
         raise ConfigurationError(
-            f"This cannot be the name of a logged value: log({name!r}, ...). Choose letters, digits and underscores, "
-            "and not 'loss'; train_, eval_ and _epoch are put around them."
+            f"A logged value cannot have this name: log({name!r}, ...). Choose letters, digits and underscores, "
+            "except 'loss'; the prefix train_ or eval_ and the suffix _epoch are added."
         )
 
 
 def single_number(name: str, value: object) -> MetricValue:
-    """Return a value that can be logged, without its graph.
+    """Check that a value is a single number, and return it without its graph.
 
     Args:
-        name: Its name, for the message.
-        value: What was passed to ``log``.
+        name: The name of the metric, for the message.
+        value: The argument of ``log``.
 
     Raises:
-        ConfigurationError: It is not a single real number.
+        ConfigurationError: The value is not a single real number.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.detach().reshape(())
@@ -378,7 +379,7 @@ def single_number(name: str, value: object) -> MetricValue:
     if isinstance(value, Real):
         return float(value)
     given = f"{value!r}, of type {type(value).__name__}"
-    do = f"Record anything else once an epoch, run_history.update_metric({name!r}, value)."
+    do = f"Record other values once in an epoch: run_history.update_metric({name!r}, value)."
     if isinstance(value, Tensor):
         given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
         do = f"Log its mean, log({name!r}, value.mean()), or each element under its own name."
@@ -386,7 +387,7 @@ def single_number(name: str, value: object) -> MetricValue:
 
 
 def logged_twice(name: str) -> ConfigurationError:
-    """Return the error of a second value under the same name in one step."""
+    """Return the error of a second value with the same name in a step."""
     return ConfigurationError(
-        f"A second log({name!r}, ...), twice in one step. Log the sum or the mean, or use another name for each."
+        f"log({name!r}, ...) was called twice in the same step. Log the sum or the mean, or use another name for each."
     )

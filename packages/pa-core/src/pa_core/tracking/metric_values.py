@@ -1,4 +1,4 @@
-"""What may be recorded as the value of a metric, and what of it is a number."""
+"""Checking and copying values of metrics, and converting them to numbers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pa_core.errors import CheckpointError, ConfigurationError
 MetricValue: TypeAlias = float | Tensor
 
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
-_STORABLE = (Tensor, nn.Parameter)  # of another class, one element is recorded without its shape
+_STORABLE = (Tensor, nn.Parameter)  # tensors of other classes are recorded as a number
 
 
 def recordable(name: str, value: object) -> Any:
-    """Return a copy of a value, which nothing changes any more, or raise an error.
+    """Return a copy of a value that later changes do not affect.
 
     Args:
-        name: The metric, for messages.
-        value: What is to be recorded.
+        name: The name of the metric, for messages.
+        value: The value to record.
 
     Raises:
-        ConfigurationError: The value is not plain: it, or something in it, could not be part of a training state.
+        ConfigurationError: The value is not plain: it, or an object in it, could not be part of a training state.
     """
     if isinstance(value, Tensor) and _is_number(value) and (value.dim() == 0 or type(value) not in _STORABLE):
         return value.detach().reshape(()).clone()
@@ -38,7 +38,7 @@ def recordable(name: str, value: object) -> Any:
     if isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, defaultdict):
-        value = dict(cast("defaultdict[object, object]", value))  # what makes its missing values is not plain
+        value = dict(cast("defaultdict[object, object]", value))  # its default factory is not plain
     try:
         Writer.check({name: value})
     except CheckpointError as error:
@@ -46,13 +46,13 @@ def recordable(name: str, value: object) -> Any:
             f"The value for the metric {name!r} cannot be recorded.",
             given=error.given,
             expected="a number, a string, a tensor, an array, or lists, tuples, sets and dictionaries of them",
-            do="Record what is to be read of it: a number, such as float(...), a string, or several in a dictionary.",
+            do="Record plain values of it: a number, for example float(...), a string, or several in a dictionary.",
         ) from error
     return _copy(value)
 
 
 def as_number(value: object) -> float | None:
-    """Return a value of a metric as a number, or None if it is something else; waits for an accelerator.
+    """Return a value of a metric as a number, or None if it is not a number; waits for an accelerator.
 
     Args:
         value: A value that was recorded.
@@ -66,16 +66,16 @@ def as_number(value: object) -> float | None:
         return None
     try:
         return float(cast("Any", value))
-    except OverflowError:  # of an integer that is larger than any double
+    except OverflowError:  # an integer larger than any double
         return None
 
 
 def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricValue]]:
-    """Yield the numbers of a mapping, and of mappings in it, under their own names; nothing of other values.
+    """Yield the numbers in a mapping, and in nested mappings, with their names; other values yield nothing.
 
     Args:
-        name: What the mapping was recorded under.
-        value: What was recorded.
+        name: The name of the metric.
+        value: The recorded value.
 
     Example:
         >>> list(numbers_of_mapping("eval", {"accuracy": 0.5, "per_class": {"cat": 0.25}, "best": "cat"}))

@@ -1,4 +1,4 @@
-"""The metrics of a run as a picture."""
+"""Plotting the metrics of a run."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -33,7 +33,7 @@ _AXIS_LABELS: dict[PlotAxis, str] = {
 _PHASES = ("train", "eval", "evaluation", "val", "valid", "validation", "test")
 _LOSS_OF_SET = re.compile(r"(eval_\w+)_loss_epoch")
 _COLUMNS = 3
-_MARKED_POINTS = 50  # with more of them a marker at each would hide the line
+_MARKED_POINTS = 50  # with more points, markers would hide the line
 
 
 _Curve: TypeAlias = tuple[list[float], list[float]]
@@ -48,26 +48,28 @@ def plot_run_history(
     *,
     dark: bool = False,
 ) -> Path:
-    """Draw the recorded metrics and save the picture.
+    """Plot the recorded metrics of a run, for example its loss curves, and save the picture.
 
-    The training and evaluation values of one quantity, such as ``train_loss_epoch`` and ``eval_loss_epoch``, or the
-    ``eval_val_loss_epoch`` of an evaluation set, share a panel. Needs matplotlib (``pip install "pa-core[plot]"``),
-    whose global state is left alone.
+    The training and evaluation values of a quantity, for example ``train_loss_epoch``, ``eval_loss_epoch`` and the
+    ``eval_val_loss_epoch`` of an evaluation set, share a panel. It needs matplotlib (``pip install "pa-core[plot]"``),
+    and does not change its global state.
 
     Args:
         history: The history of a trainer.
-        path: Where to save the picture: a PNG, unless the ending says otherwise. Missing folders are made.
-        metrics: The full names of the metrics to draw; None draws all. What is not a number is left out.
-        x: What to draw them over. Several values that were recorded in one epoch are spread over it.
-        dark: Draw on a dark ground, for a page or slides that are dark.
+        path: The file of the picture; its suffix decides the format, PNG without a suffix. Missing folders are created.
+        metrics: The full names of the metrics to draw; None, the default, draws all. Values that are not numbers are
+            left out.
+        x: The unit of the x axis: "epoch", "update", "samples" or "seconds". Several values of the same epoch are
+            spread over it.
+        dark: Whether to draw on a dark background, for dark pages or slides.
 
     Returns:
         The path of the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ConfigurationError: ``x`` is unknown, nothing was recorded, or the history keeps no moments.
-        MetricNotFoundError: One of ``metrics`` was never recorded.
+        ConfigurationError: ``x`` is unknown, nothing was recorded, or the history does not record moments.
+        MetricNotFoundError: A metric of ``metrics`` was never recorded.
 
     Example:
         >>> import tempfile
@@ -100,17 +102,17 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
     records = {name: of_metric for name in names if (of_metric := history.records(name))}
     if not records:
         raise ConfigurationError(
-            f"There is nothing to draw in {len(history.get_metric_names())} recorded metrics with metrics={metrics!r}. "
+            f"No values to draw in {len(history.get_metric_names())} recorded metrics with metrics={metrics!r}. "
             "Draw after a run, before the history is reset."
         )
     return records
 
 
 def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
-    """Sort the metrics into panels by quantity, and into series by what was measured on."""
+    """Sort the metrics into panels by quantity, and into series by the measured data and model."""
     panels: defaultdict[str, dict[str, _Curve]] = defaultdict(dict)
     # "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval". The longest name of a set
-    # counts; where a single dataset was evaluated, "eval_my_loss_epoch" is another loss of it.
+    # counts; if a single dataset was evaluated, "eval_my_loss_epoch" is another loss of it.
     sets = [match[1] for match in map(_LOSS_OF_SET.fullmatch, records) if match and "eval_loss_epoch" not in records]
     phases = "|".join((*sorted(sets, key=len, reverse=True), *_PHASES))
     phased_name = re.compile(rf"(?:(?P<prefix>.+?)_)??(?P<phase>{phases})_(?P<quantity>.+?)(?:_epoch)?")
@@ -126,13 +128,13 @@ def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
 def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
     if x != "epoch":
         return [getattr(record, x) for record in records]
-    # the k-th of n values of an epoch stands at k/n of it, and so the last one where the epoch ends
+    # the k-th of n values of an epoch stands at k/n of it, and so the last value at the end of the epoch
     groups = [[*group] for _, group in itertools.groupby(records, lambda record: record.epoch)]
     return [of[0].epoch - 1 + index / len(of) for of in groups for index in range(1, len(of) + 1)]
 
 
 def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
-    """Return a figure with one panel for each quantity."""
+    """Return a figure with a panel for each quantity."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -159,8 +161,8 @@ def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
 
 
 def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], style: PlotStyle) -> None:
-    """Draw the curves of one quantity."""
-    kept: dict[str, str] = dict(zip(("train", "eval"), style.curves, strict=False))  # the same in each panel
+    """Draw the curves of a quantity."""
+    kept: dict[str, str] = dict(zip(("train", "eval"), style.curves, strict=False))  # the same colours in each panel
     others = itertools.cycle(style.curves[len(kept) :])
     for label, (positions, values) in series.items():
         colour = kept.get(label) or next(others)

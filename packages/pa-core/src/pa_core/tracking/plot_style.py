@@ -1,4 +1,4 @@
-"""How the pictures of all distributions look: colours for light and for dark pages, axes, and how they are saved."""
+"""The style of the pictures of all distributions: colours for light and dark pages, axes, and saving."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -18,10 +18,10 @@ __all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
 
 
 class PlotStyle(NamedTuple):
-    """The colours of a picture.
+    """The colours of a picture, for light or dark pages; ``plot_style`` returns it.
 
     The colours of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and
-    the first four have a contrast of 3 to 1 or more with the ground (WCAG 2.2, 1.4.11).
+    the first four have a contrast of 3 to 1 or more with the background (WCAG 2.2, 1.4.11).
 
     Example:
         >>> plot_style(dark=False).ground, plot_style(dark=True).ground
@@ -35,7 +35,7 @@ class PlotStyle(NamedTuple):
     curves: tuple[str, ...]
 
     def dress(self, axes: Axes) -> None:
-        """Give axes their colours, a faint grid and no more frame than two lines."""
+        """Apply the colours and a faint grid to axes, and hide two of the four spines."""
         axes.set_facecolor(self.ground)
         axes.title.set_color(self.text)
         for side in ("left", "center", "right"):
@@ -49,7 +49,7 @@ class PlotStyle(NamedTuple):
         axes.spines[["left", "bottom"]].set_color(self.faint_text)
 
     def save(self, figure: Figure, path: str | Path) -> Path:
-        """Save a picture, all of it or nothing: a PNG, unless the ending says otherwise. Missing folders are made."""
+        """Save a picture atomically, as PNG unless the suffix says otherwise; missing folders are created."""
         path = Path(path)
         picture_format = path.suffix.removeprefix(".") or "png"
         atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150, facecolor=self.ground))
@@ -73,5 +73,5 @@ DARK = PlotStyle(
 
 
 def plot_style(*, dark: bool) -> PlotStyle:
-    """The style for a dark page, or for a light one."""
+    """Return the style for dark or for light pages."""
     return DARK if dark else LIGHT

@@ -1,4 +1,4 @@
-"""The metrics that a run records, as a history and as columns, and the clock that they are recorded by."""
+"""The history of the metrics of a run, and the clock of the run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pa_core.errors import CheckpointError, MetricNotFoundError
 from pa_core.tracking.metric_values import as_number, numbers_of_mapping, recordable
 
 INTERMEDIATE_PREFIX = "intermediate_"
-"""What is recorded in an evaluation within a training epoch has it, so that other names have one value an epoch."""
+"""The prefix of metrics of evaluations within a training epoch; other names have a single value for each epoch."""
 
 
 class RunClock:
-    """How far a run has come, in each of the units that a metric can be plotted over.
+    """The position of a run, in each unit that a metric can be plotted over.
 
-    The trainer advances it; code that records a metric reads it. Time runs from the moment when the clock was made or
-    last reset, without the spans between ``stop`` and ``start``.
+    The trainer advances it; ``trainer.run_history.clock`` is for reading it. Time runs from the creation or the last
+    reset of the clock, without the spans between ``stop`` and ``start``.
 
     Attributes:
         epoch: The current epoch, counted from 1.
-        update: Optimizer updates that are complete.
-        samples: Training samples of all processes that went into them.
+        update: The number of complete optimizer updates.
+        samples: The number of training samples of all processes in them.
 
     Example:
         >>> clock = RunClock()
@@ -50,24 +50,24 @@ class RunClock:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to the beginning of a run, with the time running."""
+        """Go back to the beginning of a run, and restart the time."""
         self.epoch, self.update, self.samples = 1, 0, 0
         self._seconds_before = 0.0
         self._started_at: float | None = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """The seconds that have passed, on a clock that is never set back."""
+        """The seconds that have passed, on a monotonic clock."""
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """Let no more time pass; does nothing when stopped already."""
+        """Stop the time, for example during an evaluation; has no effect if it is stopped already."""
         self._seconds_before = self.seconds
         self._started_at = None
 
     def start(self) -> None:
-        """Start or restart the clock; does nothing when it is running."""
+        """Start or restart the time; has no effect if it is running."""
         if self._started_at is None:
             self._started_at = time.monotonic()
 
@@ -76,7 +76,7 @@ class RunClock:
         return {name: getattr(self, name) for name in _MOMENT}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the readings that ``state_dict`` returned; a clock that runs keeps running."""
+        """Continue from the readings of ``state_dict``; a running clock keeps running."""
         epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
         self._seconds_before = float(state_dict["seconds"])
         self.epoch, self.update, self.samples = epoch, update, samples
@@ -89,9 +89,11 @@ class RunClock:
 
 
 class RunHistory(ABC):
-    """Where a trainer and its callbacks record metrics, and read them back.
+    """The interface of histories, in which a trainer and its callbacks record metrics.
 
-    A custom history implements the abstract methods. The count of the epochs and the clock are here, and work even if
+    Derive from it to store metrics in your own format; ``InMemoryRunHistory`` is the default. Implement the abstract
+    methods: ``get_metric_names``, ``get_metric_values``, ``get_latest_metric``, ``update_metric``,
+    ``metric_name_prefix``, ``set_metric_name_prefix`` and ``reset``. The number of the epoch and the clock work even if
     ``super().__init__()`` is never called.
 
     Example:
@@ -122,7 +124,7 @@ class RunHistory(ABC):
 
     @cached_property
     def clock(self) -> RunClock:
-        """How far the run has come; the trainer advances it."""
+        """The position of the run, which the trainer advances."""
         return RunClock()
 
     @property
@@ -131,107 +133,107 @@ class RunHistory(ABC):
         return self.clock.epoch
 
     def increment_epoch(self) -> None:
-        """Begin the next epoch; the trainer calls this when all events of an epoch are over."""
+        """Begin the next epoch; the trainer calls this after the events of an epoch."""
         self._increment_epoch()
 
     def _increment_epoch(self) -> None:
-        """The name that histories written for pytorch-accelerated override."""
+        """Begin the next epoch; histories for pytorch-accelerated override this name."""
         self.clock.epoch += 1
 
     @abstractmethod
     def get_metric_names(self) -> Iterable[str]:
-        """Return the names of all metrics that were recorded, each once."""
+        """Return the names of all recorded metrics, each once."""
 
     @abstractmethod
     def get_metric_values(self, metric_name: str) -> Iterable[Any]:
-        """Return all values of a metric, in the order in which they were recorded; none if it never was.
+        """Return all values of a metric, in the order in which they were recorded; none if it was never recorded.
 
         Args:
-            metric_name: The full name, with the prefix it was recorded under.
+            metric_name: The full name, with the prefix.
         """
 
     def count_metric_values(self, metric_name: str) -> int:
-        """Return how many values of a metric were recorded, by default by iterating over them.
+        """Return the number of recorded values of a metric.
 
-        Override it where the history can count faster.
+        The default iterates over them; override it if the history can count faster.
 
         Args:
-            metric_name: The full name, with the prefix it was recorded under.
+            metric_name: The full name, with the prefix.
         """
         return sum(1 for _ in self.get_metric_values(metric_name))
 
     @abstractmethod
     def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
-        """Return the value of a metric that was recorded last.
+        """Return the latest value of a metric.
 
         Args:
-            metric_name: The full name, with the prefix it was recorded under.
-            default: What to return if it was never recorded, which is an error without a default.
+            metric_name: The full name, with the prefix.
+            default: The result for a metric that was never recorded; without a default, that is an error.
         """
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record a value.
+        """Record a value of a metric at the current position of the run.
 
         Args:
-            metric_name: The name, without prefix.
-            metric_value: Any plain value. Plots, tables, trackers and callbacks that watch a metric use those that
-                are numbers, or tensors with one element, and leave out the rest.
+            metric_name: The name, without the prefix.
+            metric_value: A plain value. Plots, tables, trackers and callbacks that watch a metric use values that are
+                numbers, or tensors with one element, and ignore other values.
         """
 
     @property
     @abstractmethod
     def metric_name_prefix(self) -> str:
-        """What is put before the name of each metric that is recorded."""
+        """The prefix of the names of recorded metrics."""
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set what is put before the name of each metric that is recorded from now on.
+        """Set the prefix of the names of metrics recorded from now on, for example while evaluating other weights.
 
         Args:
-            prefix: The prefix; the default takes it away.
+            prefix: The prefix; the default removes it.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget every recorded value."""
+        """Remove all recorded values."""
 
     def delete_metric(self, metric_name: str) -> None:
-        """Forget all values of one metric.
+        """Remove all values of a metric.
 
         Args:
-            metric_name: The full name, with the prefix it was recorded under.
+            metric_name: The full name, with the prefix.
 
         Raises:
-            NotImplementedError: This kind of history cannot delete.
+            NotImplementedError: This class of history cannot delete metrics.
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot delete {metric_name!r}: override delete_metric to allow it."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from, ready for JSON: here the clock.
+        """Return the state for a training state, ready for JSON: here the clock.
 
-        Override this and ``load_state_dict`` where recorded values are to survive an interruption too.
+        Override this and ``load_state_dict`` so that recorded values survive an interruption.
         """
         return {"clock": self.clock.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         self.clock.load_state_dict(state_dict["clock"])
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRecord:
-    """One value of a metric and the moment at which it was recorded.
+    """A value of a metric with the moment of its recording.
 
     Attributes:
-        metric: The full name, with the prefix that was set.
+        metric: The full name, with the prefix.
         value: The value.
         epoch: The epoch, counted from 1.
-        update: Optimizer updates that were complete.
-        samples: Training samples that had gone into them.
-        seconds: Seconds since the run started.
+        update: The number of complete optimizer updates.
+        samples: The number of training samples in them.
+        seconds: The seconds since the run started.
 
     Example:
         >>> history = InMemoryRunHistory()
@@ -250,16 +252,16 @@ class MetricRecord:
 
 
 class InMemoryRunHistory(RunHistory):
-    """A history that keeps every value in memory, at about 70 bytes a number.
+    """A history that keeps every value in memory, about 70 bytes for each number; the default history.
 
     A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values. The
-    numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. What is not a number is left
-    out of ``records``, and so of plots and tables.
+    numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. Other values are left out of
+    ``records``, and so of plots and tables.
 
-    A tensor is recorded as it is at that moment: nothing of its graph or of the tensor that it was a part of
-    is kept, and a later change of it changes nothing here. The latest value is given back as it was recorded; in the
-    list of all values, and after a resume, a scalar tensor is a plain number. A tensor on an accelerator is not waited
-    for when it is recorded, but when its value is first read.
+    A tensor is copied when it is recorded: its graph, and a tensor that it is a view of, are not kept, and later
+    changes have no effect. The latest value is returned as a tensor; in the list of all values, and after a resume, a
+    scalar tensor is a plain number. Recording a tensor on an accelerator does not wait for it, but reading its value
+    does.
 
     Example:
         >>> history = InMemoryRunHistory()
@@ -305,24 +307,24 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return all values of a metric, scalar tensors as plain numbers; none if it never was recorded."""
+        """Return all values of a metric, scalar tensors as plain numbers; none if it was never recorded."""
         return list(self._metrics[metric_name].read()) if metric_name in self._metrics else []
 
     @override
     def count_metric_values(self, metric_name: str) -> int:
-        """Return how many values of a metric were recorded."""
+        """Return the number of recorded values of a metric."""
         return len(self._metrics[metric_name].values) if metric_name in self._metrics else 0
 
     @override
     def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
-        """Return the last value of a metric as it was recorded, a tensor on its own device.
+        """Return the latest value of a metric; a tensor is on its own device.
 
         Args:
-            metric_name: The full name, with the prefix it was recorded under.
-            default: What to return if it was never recorded.
+            metric_name: The full name, with the prefix.
+            default: The result for a metric that was never recorded.
 
         Raises:
-            MetricNotFoundError: It was never recorded, and there is no default.
+            MetricNotFoundError: The metric was never recorded, and there is no default.
         """
         if default is not ... and metric_name not in self._metrics:
             return default
@@ -330,10 +332,10 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record a value at the present reading of the clock, and the numbers in a mapping under ``name_key`` too.
+        """Record a value at the current position of the run, and the numbers in a mapping also under ``name_key``.
 
         Raises:
-            ConfigurationError: The value, or something in it, is not plain.
+            ConfigurationError: The value, or an object in it, is not plain.
         """
         name = self._prefix + metric_name
         value = metric_value if type(metric_value) is float else recordable(name, metric_value)
@@ -351,34 +353,34 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def reset(self) -> None:
-        """Forget every recorded value and go back to the first epoch; a prefix that was set stays."""
+        """Remove all values and go back to the first epoch; the prefix stays."""
         self._metrics.clear()
         self.clock.reset()
 
     @override
     def delete_metric(self, metric_name: str) -> None:
-        """Forget all values of one metric.
+        """Remove all values of a metric.
 
         Raises:
-            MetricNotFoundError: It was never recorded.
+            MetricNotFoundError: The metric was never recorded.
         """
         self._series_of(metric_name)
         del self._metrics[metric_name]
 
     def records(self, metric_name: str | None = None) -> list[MetricRecord]:
-        """Return the values that are numbers with their moments: metric by metric, in the order of recording.
+        """Return the numbers with their moments, for your own plots: metric by metric, in the order of recording.
 
         Args:
             metric_name: The full name of the only metric to return; None returns all.
 
         Raises:
-            MetricNotFoundError: It was never recorded.
+            MetricNotFoundError: The metric was never recorded.
         """
         names = self.get_metric_names() if metric_name is None else (metric_name,)
         return [record for name in names for record in self._series_of(name).records(name)]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return every number with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
+        """Return the numbers with their moments as columns of equal length, for ``pandas.DataFrame(...)``.
 
         The columns are the attributes of ``MetricRecord``.
         """
@@ -387,19 +389,19 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
+        """Return all values, the clock and the prefix: ready for JSON if all values are numbers."""
         metrics = {name: series.state_dict() for name, series in self._metrics.items()}
         return {**super().state_dict(), "metric_name_prefix": self._prefix, "metrics": metrics}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace everything by what ``state_dict`` returned; tensors come back on the CPU.
+        """Replace everything with the result of ``state_dict``; tensors are then on the CPU.
 
         Raises:
-            CheckpointError: This is not the state of a history; what was recorded here is kept.
+            CheckpointError: This is not the state of a history; the recorded values are kept.
         """
         try:
-            # Earlier states hold the numbers of mappings apart.
+            # Earlier states hold the numbers of mappings separately.
             states = [state_dict["metrics"], *state_dict.get("entries", {}).values()]
             metrics = {name: _Series.of(state) for group in reversed(states) for name, state in group.items()}
             prefix = str(state_dict["metric_name_prefix"])
@@ -416,11 +418,11 @@ class InMemoryRunHistory(RunHistory):
 
 @contextmanager
 def recording_with_prefix(history: RunHistory, prefix: str) -> Generator[None]:
-    """Within the context, put a prefix before the names of metrics, after the one that is there already.
+    """Add a prefix to the names of metrics within the context, after the existing prefix.
 
     Args:
-        history: Where the metrics are recorded.
-        prefix: What to put before their names.
+        history: The history that records the metrics.
+        prefix: The additional prefix.
 
     Example:
         >>> history = InMemoryRunHistory()
@@ -438,7 +440,7 @@ def recording_with_prefix(history: RunHistory, prefix: str) -> Generator[None]:
 
 
 class UpdatedMetrics:
-    """Which metrics were updated since they were taken last, or since this was made.
+    """Finds the metrics that were updated since the last call, or since the creation of this object.
 
     Args:
         history: The history.
@@ -456,7 +458,7 @@ class UpdatedMetrics:
         self._counts = _count_metrics(history)
 
     def take(self, history: RunHistory, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
-        """Return by name the latest values of the wanted metrics, of those that are numbers."""
+        """Return the latest values of the updated metrics that are wanted and numeric, by name, once."""
         counts = _count_metrics(history)
         updated = {name: n for name, n in counts.items() if n != self._counts.get(name, 0) and wanted(name)}
         self._counts.update(updated)
@@ -469,21 +471,21 @@ def _count_metrics(history: RunHistory) -> dict[str, int]:
 
 
 def values_with_epochs(history: RunHistory, metric_name: str) -> list[tuple[float, int]]:
-    """Return the numbers of a metric with their epochs, which are 0 where the history does not know them."""
+    """Return the numbers of a metric with their epochs; 0 if the history does not know the epochs."""
     if isinstance(history, InMemoryRunHistory):
         return [(record.value, record.epoch) for record in history.records(metric_name)]
     numbers = map(as_number, history.get_metric_values(metric_name))
     return [(number, 0) for number in numbers if number is not None]
 
 
-# The type of each column, as ``array`` names it.
+# The type code of each column for ``array``.
 _MOMENT = {"epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
 
 
 class _Series:
-    """The values of one metric and the moments of their recording."""
+    """The values of a metric and the moments of their recording."""
 
-    # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
+    # read tensors of an accelerator rarely, which waits for it, but before they take much of its memory
     _MAX_UNREAD = 512
 
     def __init__(self) -> None:
@@ -493,7 +495,7 @@ class _Series:
         self._moments: dict[str, array[Any]] = {name: array(code) for name, code in _MOMENT.items()}
 
     def append(self, value: object, clock: RunClock) -> None:
-        """Add a value that is recorded now."""
+        """Add a value at the current position."""
         self.latest = value
         self.values.append(value)
         for name, column in self._moments.items():
@@ -502,7 +504,7 @@ class _Series:
             self.read()
 
     def read(self) -> list[Any]:
-        """Return the values as they were recorded, of scalar tensors their numbers."""
+        """Return the recorded values, with scalar tensors as numbers."""
         unread = self.values[self._num_read :]
         self.values[self._num_read :] = [
             value.item() if isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() else value
@@ -512,7 +514,7 @@ class _Series:
         return self.values
 
     def records(self, name: str) -> list[MetricRecord]:
-        """Return the values that are numbers as records of a metric of this name."""
+        """Return the numbers as records of a metric with this name."""
         rows = zip(map(as_number, self.read()), *self._moments.values(), strict=True)
         return [MetricRecord(name, number, *moment) for number, *moment in rows if number is not None]
 
@@ -522,10 +524,10 @@ class _Series:
 
     @classmethod
     def of(cls, state_dict: Mapping[str, Any]) -> _Series:
-        """Return the series that ``state_dict`` was taken of."""
+        """Return the series with this ``state_dict``."""
         series = cls()
         series.values += state_dict["value"]
-        for index, value in state_dict.get("kept", ()):  # where earlier states have what is not a number
+        for index, value in state_dict.get("kept", ()):  # earlier states have values that are not numbers here
             series.values[index] = value
         for name, column in series._moments.items():
             column.extend(state_dict[name])
