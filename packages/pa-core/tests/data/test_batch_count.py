@@ -120,7 +120,7 @@ def test_an_epoch_ends_with_the_length_of_its_loader(loader: Any) -> None:
     caught = warnings_of(lambda: trainer.train(DATA, 2, create_scheduler_fn=constant))
     assert len(caught) == 1
     assert "whose length is 4 yielded more than 4 batches in training" in str(caught[0].message)
-    assert "the rest is not trained on" in str(caught[0].message)
+    assert "the other batches are not trained on" in str(caught[0].message)
     assert caught[0].filename == __file__
     assert trainer.num_updates_completed == trainer.run_config.max_num_train_steps == 8
     assert isinstance(trainer.scheduler, LambdaLR)

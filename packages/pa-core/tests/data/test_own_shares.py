@@ -214,7 +214,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_that_divides_is_not_divided_again(name: str) -> None:
     """Neither one that asks for its rank, nor one that was given the indices of its process."""
-    with pytest.raises(ConfigurationError, match="share of its process by itself"):
+    with pytest.raises(ConfigurationError, match="share of its process itself"):
         train(samples(40), NoteBatches(), sampler=SAMPLERS[name]())
     note = NoteBatches()
     train(samples(40), note, sampler=SAMPLERS[name](), own_share=True)
@@ -224,7 +224,7 @@ def test_a_sampler_that_divides_is_not_divided_again(name: str) -> None:
 @on_two_ranks
 def test_a_list_of_the_indices_of_a_process_is_not_divided_again() -> None:
     """In a DataLoader, which takes a list for a sampler."""
-    with pytest.raises(ConfigurationError, match="share of its process by itself"):
+    with pytest.raises(ConfigurationError, match="share of its process itself"):
         train(DataLoader(samples(40), 2, sampler=[*range(rank(), 40, 2)]), NoteBatches())
 
 

@@ -195,7 +195,7 @@ def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], m
     assert trainer.num_processes == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UnsupportedConfigurationError, match="not connected with the others that were launched"):
+    with pytest.raises(UnsupportedConfigurationError, match="not connected with the other processes"):
         gather_objects("mine")
 
 
@@ -307,7 +307,7 @@ def test_a_function_on_some_processes_waits_for_nobody(trainer: Trainer[nn.Linea
     def wait() -> str | None:
         with trainer.main_process_first(), trainer.local_main_process_first():
             said = outer()
-        with pytest.raises(ConfigurationError, match=r"(?s)wait for others.*wait_for_everyone\(\)"):
+        with pytest.raises(ConfigurationError, match=r"(?s)wait forever for the others.*wait_for_everyone\(\)"):
             trainer.wait_for_everyone()
         return said
 

@@ -1,4 +1,4 @@
-"""Data loading: keyed orders, exact splits, and loaders that start anywhere; usable without a trainer."""
+"""Data of a run: datasets, orders and loaders, and evaluation sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting the batches of custom data loaders, whose lengths need not be true."""
+"""Counting the batches of custom data loaders, whose lengths may be wrong."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 
 _EFFECT_ON_TRAINING = {
-    True: "The epoch ends after its length, and the rest is not trained on. ",
-    False: "The run makes fewer updates than planned, and its schedule does not come to its end. ",
+    True: "The epoch ends after its length, and the other batches are not trained on. ",
+    False: "The run makes fewer updates than planned, and its schedule does not reach its end. ",
 }
-"""What follows from more batches than the length, or fewer."""
+"""The effect of more batches than the length, and of fewer."""
 
 
 class BatchCount:
@@ -22,18 +22,18 @@ class BatchCount:
 
     Args:
         loader: The loader of the epoch.
-        phase: What the epoch is for.
+        phase: The purpose of the epoch.
         is_per_process: Whether each of several processes has its own loader, perhaps with a different number of
-            batches. Loaders that accelerate splits end together, unless a sample ends one.
+            batches. Loaders that accelerate splits end together, unless a sample ends a loader.
         num_processes: The number of processes.
 
     Attributes:
-        phase: What the epoch is for.
-        is_per_process: As passed.
+        phase: The purpose of the epoch.
+        is_per_process: Whether each of several processes has its own loader.
         is_certain: Whether only a sample that raises ``StopIteration`` can end the loader before its length.
-        ends_alone: Whether this process may come to the end while others still have batches.
-        expected: The length of the loader; None for a stream, whose end alone tells.
-        given: The batches so far.
+        ends_alone: Whether this process may reach the end while others still have batches.
+        expected: The length of the loader; None for a stream.
+        given: The number of batches so far.
         has_ended: Whether the loader had no further batch.
         has_more: Whether the loader had a batch beyond its length.
 
@@ -63,16 +63,16 @@ class BatchCount:
 
     @property
     def may_differ(self) -> bool:
-        """Whether another process may have a different number of batches; a ``DataLoader`` has as many on each."""
+        """Whether another process may have a different number of batches; those of a ``DataLoader`` are the same."""
         return self.is_per_process and (self.expected is None or not is_dataloader(self._loader))
 
     @property
     def missing(self) -> int:
-        """By how many batches the loader ended before its length."""
+        """The number of batches that the loader ended before its length."""
         return max(0, self.expected - self.given) if self.has_ended and self.expected is not None else 0
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over the batches of the epoch, all of them, and count them."""
+        """Iterate over all batches of the epoch, and count them."""
         for batch in batches:
             self.given += 1
             self.has_more = self.expected is not None and self.given > self.expected
@@ -80,7 +80,7 @@ class BatchCount:
         self.has_ended = True
 
     def warn_of_difference(self) -> bool:
-        """Warn if the length was not true, and return whether that is so."""
+        """Warn if the length was wrong, and return whether it was."""
         if not (self.has_more or self.missing):
             return False
         effect = _EFFECT_ON_TRAINING[self.has_more] if self.phase == "training" else ""
@@ -103,20 +103,20 @@ class BatchCount:
         )
 
     def ended_by_sample(self) -> ConfigurationError:
-        """Return the error of an epoch that ended where torch's own samplers had further batches, on some process."""
+        """Return the error of an epoch that a sample ended before the last batch of torch's samplers."""
         return ConfigurationError(
             f"A sample or its collation raised StopIteration, which ended the {self.phase} before its last batch.",
             given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",
-            do="Find the call of next() in the dataset or the collate_fn for which there is nothing left, or give it "
+            do="Find the call of next() in the dataset or the collate_fn whose iterator is used up, or give it "
             "a default.",
         )
 
     def too_few_on_a_process(self) -> ConfigurationError:
-        """Return the error of a training epoch in which some process had fewer batches than it was to have."""
+        """Return the error of a training epoch in which a process had fewer batches than the length of its loader."""
         return ConfigurationError(
             "The training loader of a process ended before its length, while other processes still had batches.",
             given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",
-            do="Let each process have as many batches as the length of its loader says.",
+            do="Let each process yield the number of batches that is the length of its loader.",
         )
 
 
@@ -124,15 +124,15 @@ def require_same_lengths(lengths: Sequence[int | None]) -> None:
     """Raise an error if training loaders have different numbers of batches, because processes would wait forever.
 
     Args:
-        lengths: The length of the loader of each process; None of a stream.
+        lengths: The length of the loader of each process; None for a stream.
 
     Raises:
-        ConfigurationError: They differ.
+        ConfigurationError: The lengths differ.
     """
     if len(set(lengths)) > 1:
         raise ConfigurationError(
             "The training loaders of the processes have different lengths.",
             given=f"{', '.join(map(str, lengths))} batches",
-            do="Give each process as many batches as the others, or return a torch.utils.data.DataLoader over the "
+            do="Give each process the same number of batches, or return a torch.utils.data.DataLoader over the "
             "whole dataset, which is split over the processes.",
         )

@@ -20,9 +20,10 @@ BATCH_LIMIT_VARIABLE = "PT_ACC_LIMIT_BATCHES"
 
 
 class DataLoaderSlice(Generic[_BatchT_co]):
-    """Yields the first batches of a loader each time it is iterated.
+    """Iterate over only the first batches of a loader.
 
-    Every other attribute, such as ``dataset``, ``device`` or ``batch_size``, is read from the loader itself.
+    Use it to limit a loader of your own. Other attributes, for example ``dataset`` or ``batch_size``, are those of the
+    loader.
 
     Args:
         dl: Any iterable of batches that has a length.
@@ -33,7 +34,7 @@ class DataLoaderSlice(Generic[_BatchT_co]):
         slice_size: The number of batches requested.
 
     Raises:
-        ConfigurationError: If ``slice_size`` is less than 1.
+        ConfigurationError: ``slice_size`` is less than 1.
 
     Example:
         >>> first_two = DataLoaderSlice(["a", "b", "c"], slice_size=2)
@@ -55,20 +56,20 @@ class DataLoaderSlice(Generic[_BatchT_co]):
         return islice(iter(self.wrapped), self.slice_size)
 
     def __getattr__(self, name: str) -> Any:
-        """Read what is not found here from the loader."""
+        """Return an attribute of the loader."""
         if name == "wrapped":  # not set yet: the slice is being copied or unpickled
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
 
 class LimitBatches:
-    """Limits every training and evaluation epoch of the trainers that are made within the context.
+    """Limit every training and evaluation epoch of the trainers that are created within the context.
 
-    Such a trainer has a ``LimitBatchesCallback``, which limits it wherever it is trained. A trainer that was made
-    before is not limited.
+    Use it to try out a script without changing it. Such a trainer gets a ``LimitBatchesCallback``, which also limits
+    runs after the context. A trainer that was created before is not limited.
 
-    The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it see too,
-    and restores its former value. Setting the variable for a script limits all of its trainers.
+    The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it inherit, and
+    restores its former value. Setting the variable for a script limits all of its trainers.
 
     Args:
         num_batches: The number of batches of each process in an epoch.
@@ -111,7 +112,7 @@ def batch_limit_from_environment() -> int | None:
     """Return the number of batches that ``PT_ACC_LIMIT_BATCHES`` limits an epoch to; None if it is not set.
 
     Raises:
-        ConfigurationError: The variable holds something else than a positive whole number.
+        ConfigurationError: The variable is not a positive whole number.
 
     Example:
         >>> batch_limit_from_environment() is None

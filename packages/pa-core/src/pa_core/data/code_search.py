@@ -1,4 +1,4 @@
-"""A search of the code of a dataset or a sampler for what it calls; nothing of it is run."""
+"""Searching the code of a dataset or a sampler for the functions that it calls, without running it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _NOT_SEARCHED = frozenset(
         *("torchvision", "transformers"),
     }
 )
-"""Libraries in whose code nothing is looked for: the script that calls them names what it wants of them."""
+"""Libraries whose code is not searched: the calling script contains the names that are searched for."""
 
 _MOST_PARTS = 2_000
 _MOST_ITEMS = 1_000
 
 
 def reached_from(part: object) -> Iterator[object]:
-    """Iterate over the objects that something consists of, the functions of their classes, and those that these call.
+    """Iterate over the parts of an object, the functions of their classes, and the functions that these call.
 
     Args:
         part: A dataset or a sampler.
     """
     waiting: list[object] = [part]
-    seen: dict[int, object] = {}  # kept: an id is given to another object without them
+    seen: dict[int, object] = {}  # kept alive, because ids of deleted objects are reused
     while waiting and len(seen) < _MOST_PARTS:
         value = waiting.pop()
         if id(value) in seen:
@@ -43,7 +43,7 @@ def reached_from(part: object) -> Iterator[object]:
 
 
 def library_of(part: object, names: Collection[str]) -> str | None:
-    """Return the library, of some, that a dataset uses as far as its code and what it holds show.
+    """Return the library that a dataset uses, judging by its code and its parts.
 
     Args:
         part: The dataset.
@@ -69,7 +69,7 @@ def library_of(part: object, names: Collection[str]) -> str | None:
 
 
 def _called(function: FunctionType) -> Iterator[object]:
-    """What a function refers to, in its module, its closure or its defaults."""
+    """Yield the objects that a function refers to, in its module, its closure or its defaults."""
     words = words_of(function.__code__)
     for value in [function.__globals__.get(word) for word in words]:
         if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NOT_SEARCHED:
@@ -78,13 +78,13 @@ def _called(function: FunctionType) -> Iterator[object]:
             )
         elif isinstance(value, (FunctionType, type, partial)) and not _is_of_library(cast("Any", value)):
             yield value
-    with suppress(ValueError):  # a name that has no value yet
+    with suppress(ValueError):  # a closure variable without a value yet
         yield from [cell.cell_contents for cell in function.__closure__ or ()]
     yield from function.__defaults__ or ()
 
 
 def _held(value: object) -> Iterator[object]:
-    """The functions of a class, and what an object consists of."""
+    """Yield the functions of a class, or the parts of an object."""
     if isinstance(value, MethodType):
         yield from (value.__func__, value.__self__)
     elif isinstance(value, partial):
@@ -110,7 +110,7 @@ def _is_of_library(value: object) -> bool:
 
 
 def words_of(code: CodeType) -> set[str]:
-    """Return the names and texts in the code of a function, and of functions within it.
+    """Return the names and strings in the code of a function, and of functions within it.
 
     Args:
         code: The code.

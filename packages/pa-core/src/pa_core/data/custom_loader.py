@@ -1,4 +1,4 @@
-"""Data loaders of any kind: which kind one is, how many batches it has, what it consists of, and how to describe it."""
+"""Inspecting data loaders of any kind: their kind, length, parts and description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader, loader_parts
 
 _TRUE_SAMPLERS = "accelerate", "torch"
-"""Libraries whose samplers yield as many indices as their lengths say."""
+"""Libraries whose samplers have the right length."""
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
@@ -38,19 +38,19 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
 
 
 def check_loader(loader: object, origin: str, *, is_repeated: bool = False) -> None:
-    """Raise an error for a loader that has nothing to offer.
+    """Raise an error for a loader without batches.
 
     Args:
-        loader: What is to be iterated in an epoch.
-        origin: Where it comes from, for the message.
-        is_repeated: Whether it is iterated over several times.
+        loader: The object to iterate over in an epoch.
+        origin: The origin of the loader, for the message.
+        is_repeated: Whether the loader is iterated over several times.
 
     Raises:
-        ConfigurationError: It cannot be iterated over, or not as often as it is to be.
-        EmptyDatasetError: It has no batch.
+        ConfigurationError: The loader cannot be iterated over, or only once.
+        EmptyDatasetError: The loader has no batch.
     """
     if is_keyed(innermost(loader)):
-        return  # it was checked when it was made, and may have no batch for this process alone
+        return  # it was checked when it was created, and may have no batch on this process
     kind = type(loader).__name__
     if not isinstance(innermost(loader), Iterable):
         raise ConfigurationError(
@@ -58,7 +58,7 @@ def check_loader(loader: object, origin: str, *, is_repeated: bool = False) -> N
         )
     if length_of(loader) == 0:
         raise EmptyDatasetError(
-            f"The loader has no batch. Got a {kind} of length 0 from {origin}. Look at how the dataset was made, "
+            f"The loader has no batch. Got a {kind} of length 0 from {origin}. Check how the dataset was created, "
             "choose a smaller batch size, or leave drop_last out."
         )
     if is_repeated and isinstance(innermost(loader), Iterator):
@@ -69,7 +69,7 @@ def check_loader(loader: object, origin: str, *, is_repeated: bool = False) -> N
 
 
 def length_of(loader: object) -> int | None:
-    """Return the number of batches of a loader; None where only its end tells.
+    """Return the number of batches of a loader; None if it has no length.
 
     Args:
         loader: Any iterable of batches.
@@ -92,7 +92,7 @@ def innermost(loader: object) -> object:
 
 
 def batches_of_slices(loader: object) -> int | None:
-    """Return the number of batches that the slices around a loader leave of it; None without a slice."""
+    """Return the number of batches to which slices limit a loader; None without a slice."""
     limit: int | None = None
     while is_slice(loader):
         limit = loader.slice_size if limit is None else min(limit, loader.slice_size)
@@ -101,32 +101,32 @@ def batches_of_slices(loader: object) -> int | None:
 
 
 def is_slice(loader: object) -> TypeIs[DataLoaderSlice[Any]]:
-    """Whether this is the beginning of another loader."""
+    """Whether a loader is a ``DataLoaderSlice``."""
     return isinstance(loader, DataLoaderSlice)
 
 
 def is_keyed(loader: object) -> TypeIs[KeyedDataLoader[Any]]:
-    """Whether this is a loader whose order is the trainer's."""
+    """Whether a loader is a ``KeyedDataLoader``, whose order is the trainer's."""
     return isinstance(loader, KeyedDataLoader)
 
 
 def is_dataloader(loader: object) -> TypeIs[DataLoader[Any]]:
-    """Whether this is any ``torch.utils.data.DataLoader``."""
+    """Whether an object is a ``torch.utils.data.DataLoader``."""
     return isinstance(loader, DataLoader)
 
 
 def length_of_dataset(loader: object) -> int | None:
-    """Return the number of samples of a loader's dataset; None where it is not known."""
+    """Return the number of samples of a loader's dataset; None if it is unknown."""
     return length_of(loader_parts(loader).get("loader.dataset"))
 
 
 def has_certain_length(loader: object) -> bool:
     """Whether only a sample that raises ``StopIteration`` ends an epoch of a loader before its length.
 
-    So it is where torch's own loader and samplers count the positions of a dataset; others may be mistaken.
+    It is true for torch's own loader and samplers over a dataset; the lengths of others may be wrong.
 
     Args:
-        loader: A loader, also one that accelerate has split.
+        loader: A loader, split by accelerate or not.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -142,9 +142,9 @@ def has_certain_length(loader: object) -> bool:
 
 
 def describe_loader(loader: object) -> str:
-    """Return what decides the batches of a loader and their order, in a few words.
+    """Return a short description of a loader: the objects that decide its batches and their order.
 
-    The number of workers is among it where it decides what they hold.
+    The number of workers is included if it decides the batches.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -153,7 +153,7 @@ def describe_loader(loader: object) -> str:
         >>> describe_loader(["a batch", "another one"])
         'list'
     """
-    kind = loader.__class__.__name__  # of accelerate's wrappers, that of the loader inside
+    kind = loader.__class__.__name__  # accelerate's wrappers have the class of the loader inside
     if not is_dataloader(loader):
         return kind
     source, batch_size = _source_of_batches(loader)
@@ -164,11 +164,11 @@ def describe_loader(loader: object) -> str:
 
 
 def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """What decides the order of a loader, and the batch size, unless a custom batch sampler decides it."""
+    """Return the object that decides the order of a loader, and the batch size, unless a batch sampler decides it."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset, loader.batch_size
     parts = loader_parts(loader)
-    split = parts.get("loader.batch_sampler.batch_sampler")  # what accelerate deals to the processes
+    split = parts.get("loader.batch_sampler.batch_sampler")  # the batch sampler that accelerate divides
     batch_sampler = parts.get("loader.batch_sampler") if split is None else split
     if batch_sampler is None:
         return parts["loader.sampler"], None
@@ -178,13 +178,13 @@ def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
 
 
 def count_steps(loader: object) -> int | None:
-    """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
+    """Return the number of steps of an epoch, which is the same on every process; of a keyed loader, of its epoch.
 
     Args:
-        loader: Any loader, or none.
+        loader: A loader, or None.
 
     Returns:
-        The number; None of a stream, whose end alone tells.
+        The number of steps; None for a stream.
     """
     keyed = innermost(loader)
     return _steps_of_keyed(keyed, batches_of_slices(loader), keyed.epoch) if is_keyed(keyed) else length_of(loader)
@@ -196,13 +196,13 @@ def lengths_of_epochs(
     max_num_train_steps: int | None = None,
     updates_per_group: int = 1,
 ) -> EpochLengths:
-    """Return how many steps and updates each epoch of a training loader has.
+    """Return the numbers of steps and updates of the epochs of a training loader.
 
     Args:
         loader: The loader, split over the processes.
         accumulation_steps: Batches of one process in an update.
-        max_num_train_steps: Updates after which the run ends, if that was requested.
-        updates_per_group: As for ``EpochLengths``.
+        max_num_train_steps: The number of updates of the run, or None.
+        updates_per_group: The largest number of updates of an accumulation group; see ``EpochLengths``.
 
     Raises:
         ConfigurationError: Neither the length of the loader nor the length of the run is known.
@@ -231,7 +231,7 @@ def _steps_of_keyed(keyed: KeyedDataLoader[Any], limit: int | None, epoch: int) 
 
 
 def end_workers(*loaders: object) -> None:
-    """End the workers of keyed loaders, which would otherwise stay for the next epoch.
+    """End the workers of keyed loaders, which would otherwise be kept for the next epoch.
 
     Args:
         *loaders: Loaders of any kind, or None.
@@ -242,20 +242,20 @@ def end_workers(*loaders: object) -> None:
 
 
 def is_stream_with_state(dataset: object) -> bool:
-    """Whether a dataset has no length, and knows its own position, which it can tell without workers only.
+    """Whether a dataset has no length but a state with its position, which only works without workers.
 
     Args:
         dataset: A dataset.
     """
-    is_stream = issubclass(type(dataset), IterableDataset)  # isinstance would leave the type of its samples open
+    is_stream = issubclass(type(dataset), IterableDataset)  # isinstance would make the type of its samples unknown
     return is_stream and length_of(dataset) is None and has_exact_state(dataset)
 
 
 def has_exact_state(dataset: object) -> bool:
-    """Whether a dataset has a ``state_dict`` that tells all of its position.
+    """Whether a dataset has a ``state_dict`` with its complete position.
 
-    The one of a streaming dataset of Hugging Face leaves out the samples in the buffers in which it shuffles: resumed
-    from it, the dataset would never yield them.
+    The state of a streaming dataset of Hugging Face does not contain the samples in its shuffle buffers: resumed from
+    it, the dataset would never yield them.
 
     Args:
         dataset: An iterable dataset.

@@ -1,4 +1,4 @@
-"""What ``train()`` and ``evaluate()`` take as data: a dataset and its order, or a DataLoader that is used as it is."""
+"""The data arguments of ``train()`` and ``evaluate()``: a dataset with its order, or a DataLoader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pa_data.batches import describe_batch, is_array
 from pa_data.orders import Order, check_order, order_of_dataset
 
 DEFAULT_BATCH_SIZE = 8
-"""The default of ``per_device_batch_size``, which tells whether it was passed."""
+"""The default of ``per_device_batch_size``, an object of its own to tell whether an argument was passed."""
 
 
 _TENSOR_DATASET = (
@@ -26,27 +26,28 @@ _DECIDES_THE_ORDER = "shuffle", "sampler", "batch_sampler", "algorithm"
 
 
 class _OfRunBefore(int):
-    """Equal to the default, and not the number that a caller writes."""
+    """A number that equals the default, but is a different object from a caller's number."""
 
 
 BATCH_SIZE_OF_RUN_BEFORE = _OfRunBefore(DEFAULT_BATCH_SIZE)
-"""The default of ``evaluate()``, the documented one in the first run of a trainer."""
+"""The default of ``evaluate()``: the batch size of the previous run, and 8 in the first run of a trainer."""
 
 
 @dataclass(frozen=True)
 class DataArgument:
-    """One of the arguments of ``train()`` or ``evaluate()`` for data.
+    """A data argument of ``train()`` or ``evaluate()``.
 
     Attributes:
-        data: What was passed; None for no evaluation.
+        data: The argument; None for no evaluation.
         argument: The name of the argument.
         kwargs: The arguments for its loader, if there are any.
-        is_made_by_method: Whether a method that can be overridden makes the loader of a dataset.
+        is_made_by_method: Whether a method that can be overridden creates the loader of a dataset.
         order: The order of the samples, if one was passed.
 
     Raises:
-        TypeError: The order is something else.
-        ConfigurationError: It is neither a dataset nor a DataLoader, or it is a DataLoader that needs no arguments.
+        TypeError: The order has the wrong type.
+        ConfigurationError: The argument is neither a dataset nor a DataLoader, or arguments for a loader have no effect
+            on a DataLoader.
     """
 
     data: Dataset[Any] | DataLoader[Any] | None
@@ -72,17 +73,17 @@ class DataArgument:
 
     @property
     def dataset(self) -> Dataset[Any] | None:
-        """The dataset, even if it is in a DataLoader; None for no evaluation."""
+        """The dataset, or that of the DataLoader; None for no evaluation."""
         return self.data.dataset if is_dataloader(self.data) else self.data
 
     @property
     def held(self) -> list[object]:
-        """What may hold generators."""
+        """The objects that may contain generators."""
         return [self.data, *(self.kwargs or {}).values()]
 
     @property
     def purpose(self) -> Literal["train", "eval"]:
-        """What the data is for."""
+        """The purpose of the data."""
         return "train" if self.argument == "train_dataset" else "eval"
 
     @property
@@ -92,11 +93,11 @@ class DataArgument:
 
     @property
     def origin(self) -> str:
-        """Where the loader comes from."""
+        """The origin of the loader, for messages."""
         return self.method if self.loader is None and self.is_made_by_method else self.argument
 
     def check_for(self, trainer_class: type, rank: int, num_processes: int) -> None:
-        """Raise an error for a DataLoader that a trainer would replace, or that was made for another process.
+        """Raise an error for a DataLoader that conflicts with an override, or that belongs to another process.
 
         Raises:
             ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it; or it
@@ -106,12 +107,12 @@ class DataArgument:
         is_overridden = getattr(create, "__module__", "pa_core").partition(".")[0] != "pa_core"
         if loader is not None and is_overridden:
             raise ConfigurationError(
-                f"Two loaders were given for the same data: a {type(loader).__name__} as {self.argument}, and "
+                f"There are two loaders for the same data: a {type(loader).__name__} as {self.argument}, and "
                 f"{trainer_class.__name__}.{self.method}. Pass the dataset, or do not override the method."
             )
         if is_keyed(loader) and (loader.rank, loader.num_processes) != (rank, num_processes):
             raise ConfigurationError(
-                "A KeyedDataLoader yields the samples of one process, and this is another one.",
+                "A KeyedDataLoader yields the samples of one process, and this is a different process.",
                 given=f"rank={loader.rank}, num_processes={loader.num_processes} on process {rank} of {num_processes}",
                 do=f"Pass the dataset as {self.argument}: a KeyedDataLoader is then created for each process.",
             )
@@ -120,12 +121,12 @@ class DataArgument:
 def check_arguments_of_loaders(
     given: Sequence[DataArgument], per_device_batch_size: int | str, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
-    """Raise an error for arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
+    """Raise an error for arguments without effect, because DataLoaders or an order decide instead.
 
     Args:
         given: The data of the run.
-        per_device_batch_size: As passed to ``train()`` or ``evaluate()``.
-        collate_fn: As passed to ``train()`` or ``evaluate()``.
+        per_device_batch_size: The argument of ``train()`` or ``evaluate()``.
+        collate_fn: The argument of ``train()`` or ``evaluate()``.
 
     Raises:
         ConfigurationError: An argument has no effect.
@@ -138,12 +139,12 @@ def check_arguments_of_loaders(
         for argument in of_datasets
     ]
     if None in orders:
-        return  # a batch size has an effect on the loader of this one
+        return  # the batch size is for the loader of this dataset
     if orders and per_device_batch_size != DEFAULT_BATCH_SIZE:
         raise ConfigurationError(
             "per_device_batch_size has no effect with an order that makes the batches. Leave out "
-            f"per_device_batch_size={per_device_batch_size}, and give {type(orders[0]).__name__} what it makes its "
-            "batches by."
+            f"per_device_batch_size={per_device_batch_size}, and pass {type(orders[0]).__name__} the size of its "
+            "batches."
         )
     for argument in () if of_datasets else given:
         if argument.loader is None:
@@ -162,7 +163,7 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
     Args:
         loader: The loader, or the arguments for one.
         kwargs: The arguments for it.
-        default: What is returned where it is not known.
+        default: The result if it is unknown.
     """
     sampler = getattr(loader, "batch_sampler", None)
     sizes = (getattr(loader, "batch_size", None), getattr(sampler, "batch_size", None), kwargs.get("batch_size"))
@@ -171,13 +172,13 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
 
 def _without_effect(name: str, value: object, given: DataArgument) -> ConfigurationError:
     return ConfigurationError(
-        f"{name}={value} has no effect on {describe_loader(given.data)} as {given.argument}, which is used as it is. "
-        f"Leave {name} out, and make the DataLoader as it is to be."
+        f"{name}={value} has no effect on {describe_loader(given.data)} as {given.argument}, which is not changed. "
+        f"Leave {name} out, and create the DataLoader with it."
     )
 
 
 def _check_dataset(data: object, argument: str, method: str | None) -> None:
-    """Raise an error for anything that is not a dataset, and would fail far from here; a sequence of samples is one."""
+    """Raise an error for objects that are not datasets; a sequence of samples is a dataset."""
     if data is None or isinstance(data, IterableDataset):
         return
     do = _what_to_pass(data, method)
@@ -191,20 +192,20 @@ def _what_to_pass(data: Any, method: str | None) -> str | None:
     if _is_inputs_and_targets(data):
         return f"{_TENSOR_DATASET}."
     if hasattr(data, "iloc"):
-        return f'{_TENSOR_DATASET}, such as table[["a", "b"]].to_numpy("float32").'
+        return f'{_TENSOR_DATASET}, for example table[[" a", "b"]].to_numpy("float32").'
     if issubclass(kind, Mapping) and len(data) > 0 and 0 not in [*data.keys()]:
         keys = ", ".join(f"[{key!r}]" for key in [*data.keys()])
-        return f"Pass one of its values, where that is a dataset: {keys}."
+        return f"Pass a value of it that is a dataset: {keys}."
     if isinstance(data, type):
         return f"Pass an instance: {data.__name__}(...)."
     if issubclass(kind, (str, bytes)) or not hasattr(data, "__getitem__"):
-        of_method = "" if method is None else f" Return a loader of another kind from {method}."
+        of_method = "" if method is None else f" Return a different loader from {method}."
         return f"Pass a dataset with __len__ and __getitem__.{of_method}"
     return None
 
 
 def _is_inputs_and_targets(data: Any) -> bool:
-    """Whether this is ``(X, Y)``; a list of two samples has the same shape twice."""
+    """Whether an object is ``(X, Y)``; in a list of two samples, both have the same shape."""
     kind: type[Any] = data.__class__
     if not (issubclass(kind, (list, tuple)) and len(data) == len("XY") and all(map(is_array, data))):
         return False
@@ -216,9 +217,9 @@ def order_that_makes_batches(order: Order | None, dataset: object, kwargs: Mappi
     """Return the order of a training run if it makes the batches, so that there is no batch size to choose.
 
     Args:
-        order: As passed to the run.
-        dataset: The dataset, which may bring one.
-        kwargs: The arguments for the loader, which may switch that one off.
+        order: The argument of the run.
+        dataset: The dataset, which may have an order.
+        kwargs: The arguments for the loader, which may switch that order off.
     """
     if order is None and all(kwargs.get(name) is None for name in _DECIDES_THE_ORDER if name != "shuffle"):
         order = order_of_dataset(dataset) if kwargs.get("shuffle", True) else None
@@ -226,7 +227,7 @@ def order_that_makes_batches(order: Order | None, dataset: object, kwargs: Mappi
 
 
 def _check_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise an error for an order that is not one, or that would have no effect on the data of a run."""
+    """Raise an error for an argument that is not an order, or that has no effect on the data of a run."""
     try:
         check_order(order)
     except TypeError as error:
@@ -248,16 +249,16 @@ def _check_order(order: Order | None, data: object, argument: str, kwargs: Mappi
         raise _given_twice(order, f"a {kind} as {argument}, which yields its samples in its own order", do)
     own = order_of_dataset(data)
     if own is not None and not order.is_plain:
-        do = f"Leave the order out, or pass a dataset of another kind than {kind}."
-        raise _given_twice(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
+        do = f"Leave the order out, or pass a dataset other than a {kind}."
+        raise _given_twice(order, f"a {kind} as {argument}, which has the order {own.name}", do)
 
 
 def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None:
-    """Return a warning for a training dataset whose own order has no effect, as for a mixture in a ``Subset``.
+    """Return a warning for a training dataset whose own order has no effect, for example a mixture in a ``Subset``.
 
     Args:
-        dataset: The dataset of the run, or one that it holds.
-        holder: What the dataset is in that has its own order; None where its order has an effect.
+        dataset: The dataset of the run, or a dataset inside it.
+        holder: The container of the dataset, which has its own order; None if the order of the dataset has an effect.
     """
     if isinstance(dataset, Subset):
         return describe_lost_order(dataset.dataset, "a Subset")
@@ -275,16 +276,16 @@ def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None
 
 
 def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:
-    """Return the error for an order passed with a loader, which has one already.
+    """Return the error for an order passed with a loader, which already has an order.
 
     Args:
         order: The order.
-        loader: What the loader is, and where it comes from.
+        loader: The description and the origin of the loader.
     """
-    return _given_twice(order, loader, "Leave the order out, or pass a dataset and leave its loader to the trainer.")
+    return _given_twice(order, loader, "Leave the order out, or pass a dataset, whose loader the trainer creates.")
 
 
 def _given_twice(order: Order, other: str, do: str) -> ConfigurationError:
     return ConfigurationError(
-        "The order of the samples is given twice.", given=f"order={type(order).__name__}(...), and {other}", do=do
+        "There are two orders of the samples.", given=f"order={type(order).__name__}(...), and {other}", do=do
     )

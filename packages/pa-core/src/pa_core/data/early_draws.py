@@ -1,4 +1,4 @@
-"""Streams of Hugging Face that draw random numbers before they shuffle: a thread does that, ahead of the training."""
+"""Detecting streams of Hugging Face that draw random numbers before they shuffle, which a thread does too early."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIBRARIES: Final = frozenset({"datasets", "fsspec", "huggingface_hub"})
 
 
 def warn_of_early_draws(dataset: object) -> None:
-    """Warn about a function before a shuffle buffer that draws from the global generators, as far as its code shows.
+    """Warn about a function before a shuffle buffer that draws from the global generators, judging by its code.
 
     Args:
         dataset: The dataset of a data loader; only a streaming dataset of Hugging Face has such a buffer.
@@ -36,7 +36,7 @@ def warn_of_early_draws(dataset: object) -> None:
     if name is not None:
         warn_user(
             f"{name} draws random numbers before the stream is shuffled. datasets runs it in a thread, ahead of the "
-            "training, so that two runs with one seed differ. Draw in a map() after shuffle(), or from a new "
+            "training, so that two runs with the same seed differ. Draw in a map() after shuffle(), or from a new "
             "generator that is seeded by the example."
         )
 
@@ -51,7 +51,7 @@ def is_shuffled_in_buffer(dataset: object) -> bool:
 
 
 def _before_shuffles(part: object, is_before: bool = False) -> Iterator[object]:
-    """Iterate over the functions of a stream that make what a buffer shuffles, from its end to its beginning."""
+    """Iterate over the functions of a stream before a shuffle buffer, from its end to its beginning."""
     while part is not None:
         is_before = is_before or "BufferShuffled" in type(part).__name__
         if is_before:
@@ -65,7 +65,7 @@ def _before_shuffles(part: object, is_before: bool = False) -> Iterator[object]:
 
 
 def _drawing(part: object) -> str | None:
-    """Return the name of a function that draws, among what something calls."""
+    """Return the name of a function that draws, among the functions that an object calls."""
     for reached in reached_from(part):
         if (
             isinstance(reached, FunctionType)
@@ -88,7 +88,7 @@ def _draws(function: FunctionType) -> bool:
 
 
 def _draws_from(value: object, words: set[str]) -> bool:
-    """Whether a function that uses a value, and these names of it, draws from a global generator."""
+    """Whether a function draws from a global generator if it uses a value and these of its names."""
     if not isinstance(value, ModuleType):
         return getattr(value, "__self__", None) is getattr(random.random, "__self__", random)
     if value.__name__ == "random":
@@ -99,6 +99,6 @@ def _draws_from(value: object, words: set[str]) -> bool:
 
 
 def _keywords(code: CodeType) -> set[str]:
-    """The names of the keywords in the calls of a function."""
+    """Return the names of the keywords in the calls of a function."""
     tuples = [cast("tuple[object, ...]", constant) for constant in code.co_consts if isinstance(constant, tuple)]
     return {name for names in tuples for name in names if isinstance(name, str)}

@@ -1,4 +1,4 @@
-"""How many steps and updates each epoch of a run has: as many in all of them, or not."""
+"""The numbers of steps and updates in each epoch of a run, which may differ."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Callable
 class EpochLengths:
     """The steps and updates of each epoch of a training run, known before it begins.
 
-    Most orders visit as many samples in each epoch. Where an order visits more or fewer, as `Curriculum` may, each
-    epoch is computed once, when it is first needed.
+    Most orders visit the same number of samples in each epoch. If an order visits more or fewer, like `Curriculum`,
+    each epoch is computed once, when it is first needed.
 
     Args:
         num_steps: Returns the number of steps of an epoch, counted from 0: batches of one process. At least 1.
         accumulation_steps: Steps in an update; the last update of an epoch may have fewer.
         are_equal: Whether all epochs are as long as the first.
-        are_known: False for a stream, whose end alone tells: it then counts as one epoch with all updates of the run.
+        are_known: False for a stream, whose epochs have no known length: all updates of the run count as a single
+            epoch.
         updates_per_group: Updates that a loop makes of each group of `accumulation_steps` steps at most.
 
     Attributes:
-        are_known: As passed.
-        updates_per_group: As passed.
+        are_known: Whether the lengths are known.
+        updates_per_group: The largest number of updates of a group.
 
     Example:
         >>> lengths = EpochLengths([4, 10, 6].__getitem__, accumulation_steps=2, are_equal=False)
@@ -46,7 +47,7 @@ class EpochLengths:
         self._are_equal = are_equal
         self.are_known: bool = are_known
         self._steps: list[int] = []
-        self._ends: list[int] = []  # the updates of the run by the end of each epoch
+        self._ends: list[int] = []  # the number of updates of the run at the end of each epoch
 
     def steps_of(self, epoch: int) -> int:
         """Return the number of steps of an epoch.
@@ -65,7 +66,7 @@ class EpochLengths:
         return self._count_updates(self.steps_of(epoch))
 
     def updates_before(self, epoch: int) -> int:
-        """Return the number of updates of a run when an epoch begins, if all epochs before it came to their ends.
+        """Return the number of updates of a run when an epoch begins, if all previous epochs were complete.
 
         Args:
             epoch: The number of the epoch, from 0; the number of all epochs for the updates of the whole run.
@@ -76,7 +77,7 @@ class EpochLengths:
         return self._ends[known] * (epoch - known)
 
     def epochs_for(self, updates: int) -> int:
-        """Return in how many epochs a run makes a number of updates; the last one may be cut short.
+        """Return the number of epochs that a number of updates takes; the last epoch may be incomplete.
 
         Args:
             updates: The number of updates, at least 1.
@@ -113,7 +114,7 @@ class EpochLengths:
         return -(-total // num_epochs)
 
     def _known(self, epoch: int) -> int:
-        """Compute the lengths up to an epoch; return the number of one that is as long and was requested."""
+        """Compute the lengths up to an epoch, and return the number of a stored epoch with the same length."""
         epoch = 0 if self._are_equal else epoch
         while len(self._ends) <= epoch:
             steps = self._num_steps(len(self._ends))

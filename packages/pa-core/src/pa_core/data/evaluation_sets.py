@@ -1,4 +1,4 @@
-"""Evaluation sets: the datasets that a run evaluates under separate names, and in which epochs."""
+"""Evaluation sets: datasets that a run evaluates with separate names, and their epochs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pa_data.batches import is_array
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of several datasets that a run evaluates, if it is not evaluated in each epoch.
+    """A dataset to evaluate less often than after each epoch, in a mapping of several evaluation sets.
 
     Args:
         dataset: The samples to evaluate, or a ``DataLoader`` of them.
-        every_n_epochs: It is evaluated after each epoch whose number, counted from 1 in the run, is a multiple of this,
-            and after the last epoch in any case.
+        every_n_epochs: The set is evaluated after each epoch whose number, counted from 1, is a multiple of this, and
+            after the last epoch. The default, 1, evaluates it after each epoch.
 
     Raises:
         ConfigurationError: ``every_n_epochs`` is not a positive whole number.
@@ -57,11 +57,11 @@ class EvaluationSet:
 EvaluationData: TypeAlias = (
     Dataset[Any] | DataLoader[Any] | Mapping[str, Dataset[Any] | DataLoader[Any] | EvaluationSet] | None
 )
-"""What a run takes to evaluate: a dataset, several by name, or nothing."""
+"""The type of evaluation data: a dataset, several sets by name, or None."""
 
 
 _EVALUATION = {True: "eval", False: "evaluation"}
-"""What the names of metrics begin with, in a training run and in an evaluation alone."""
+"""The prefixes of metrics, in a training run and in ``evaluate()``."""
 
 
 class _Evaluates(Protocol):
@@ -73,21 +73,21 @@ class _Evaluates(Protocol):
 
 
 class EvaluationSets:
-    """What one run evaluates: a single dataset without a name, several sets with names, or nothing.
+    """The evaluation data of a run: a single dataset without a name, several sets with names, or none.
 
-    The run always holds the dataset and the loader of one of them: of the set that is being evaluated, and otherwise of
-    the first.
+    The run has the attributes ``eval_dataset`` and ``eval_dataloader`` of the set that is being evaluated, and
+    otherwise of the first set.
 
     Args:
-        data: As passed to the run.
+        data: The argument of the run.
         argument: The name of the argument.
-        kwargs: The arguments for the loaders, if there are any; with several sets, for those that are datasets.
+        kwargs: The arguments for the loaders, if there are any; with several sets, only for datasets.
 
     Attributes:
-        given: The sets by name; empty where there is a single dataset or none.
-        data: What the loaders are made of, by the names of the sets, or None for a single dataset.
+        given: The sets by name; empty for a single dataset or none.
+        data: The data arguments by the names of the sets, or by None for a single dataset.
         name: The name of the set that is being evaluated or whose loader is being made, or of an evaluation in a custom
-            training loop; None where there is none.
+            training loop; None for a single dataset.
 
     Raises:
         ConfigurationError: The data cannot be evaluated, or the name of a set cannot be part of the name of a metric.
@@ -106,7 +106,7 @@ class EvaluationSets:
             self.data: dict[str | None, DataArgument] = {None: DataArgument(single, argument, kwargs)}
         else:
             self.given = _checked(data, argument)
-            # Of DataLoaders alone, arguments are refused as without effect; beside datasets, they are for these.
+            # With DataLoaders only, arguments are an error, as they have no effect; with datasets, they are for these.
             are_loaders = all(is_dataloader(evaluation_set.dataset) for evaluation_set in self.given.values())
             self.data = {
                 name: DataArgument(
@@ -128,10 +128,10 @@ class EvaluationSets:
         return next(iter(self.data.values()))
 
     def last_given(self, dataset: Dataset[Any] | None) -> EvaluationData:
-        """Return what a run evaluates that is to evaluate the same as the one before it.
+        """Return the data of the previous run, to evaluate it again.
 
         Args:
-            dataset: The dataset of the trainer; one that a script has assigned since is evaluated instead.
+            dataset: The dataset of the trainer; if a script assigned it since, it is evaluated instead.
         """
         if dataset is not self.first.dataset:
             return dataset
@@ -140,13 +140,13 @@ class EvaluationSets:
     # The loaders
 
     def make_loaders(self, run: _Evaluates, make: Callable[[DataArgument], SizedIterable | None]) -> None:
-        """Give the run its datasets and loaders.
+        """Create the loaders, and set the datasets and loaders of the run.
 
         Args:
             run: The run.
-            make: Makes the loader of a set, whose dataset the run has meanwhile; returns None where there is none.
+            make: Creates the loader of a set, whose dataset the run has meanwhile; returns None without a dataset.
         """
-        # The first comes last: the run keeps its dataset and its loader, and describes itself by them.
+        # The first set comes last, because the run keeps its dataset and its loader.
         for name, data in reversed(self.data.items()):
             self.name, run.eval_dataset = name, data.dataset
             run.eval_dataloader = make(data)
@@ -155,20 +155,20 @@ class EvaluationSets:
         self.name = None
 
     def loaders(self, run: _Evaluates) -> dict[str, SizedIterable]:
-        """Return the loaders of the sets by name; empty where there is a single dataset or none.
+        """Return the loaders of the sets by name; empty for a single dataset or none.
 
         Args:
-            run: The run, which holds one of them.
+            run: The run, which has the loader of the current set.
         """
         of_run = {self.name or self._first: cast("SizedIterable", run.eval_dataloader)}
         return {name: of_run.get(name, loader) for name, loader in self._loaders.items()}
 
     def change_loaders(self, run: _Evaluates, change: Callable[[SizedIterable], SizedIterable]) -> None:
-        """Put another loader into the place of each one that there is.
+        """Replace each loader.
 
         Args:
             run: The run.
-            change: Called with a loader, returns what replaces it.
+            change: Called with a loader, returns its replacement.
         """
         if run.eval_dataloader is not None:
             run.eval_dataloader = change(run.eval_dataloader)
@@ -178,7 +178,7 @@ class EvaluationSets:
     # Evaluations
 
     def due(self, epoch: int, *, is_last: bool) -> list[str | None]:
-        """Return which sets are evaluated after an epoch: their names, or None for a single dataset.
+        """Return the names of the sets to evaluate after an epoch, or None for a single dataset.
 
         Args:
             epoch: The number of the epoch in the run, from 1.
@@ -187,36 +187,36 @@ class EvaluationSets:
         return [name for name, every in self._every.items() if is_last or epoch % every == 0]
 
     def within_epoch(self) -> list[str | None]:
-        """Return which sets are evaluated within an epoch: those that are also evaluated after each one."""
+        """Return the names of the sets to evaluate within an epoch: the sets that are evaluated after each epoch."""
         return [name for name, every in self._every.items() if every == 1]
 
     def chosen(self, names: Collection[str]) -> list[str | None]:
-        """Return the sets of these names, in the order in which the run was given them.
+        """Return the sets with these names, in the order of the mapping.
 
         Args:
             names: Names of sets.
 
         Raises:
-            ConfigurationError: One of them is none.
+            ConfigurationError: A name is unknown.
         """
         for name in names:
             if name not in self.given:
                 raise ConfigurationError(
-                    f"There is no evaluation set of the name {name!r}. "
-                    f"Name one of those that were passed as eval_dataset: {', '.join(map(repr, self.given)) or 'none'}."
+                    f"There is no evaluation set with the name {name!r}. "
+                    f"Choose from those that were passed as eval_dataset: {', '.join(map(repr, self.given)) or 'none'}."
                 )
         return [name for name in self.given if name in names]
 
     @contextmanager
     def evaluating(self, run: _Evaluates, name: str | None, *, is_training: bool = True) -> Generator[None]:
-        """The context of the evaluation of one set, whose dataset and loader the run has meanwhile.
+        """Return the context of the evaluation of a set, whose dataset and loader the run has meanwhile.
 
-        The names of metrics begin with the name of the set. What a callback puts into the place of the loader stays
+        The names of metrics begin with the name of the set. If a callback replaces the loader, its replacement stays
         there for this evaluation.
 
         Args:
             run: The run.
-            name: The name of the set; None for a single dataset, with which nothing is changed.
+            name: The name of the set; None for a single dataset, for which nothing changes.
             is_training: Whether it is part of a training run.
         """
         if name is None:
@@ -238,7 +238,7 @@ class EvaluationSets:
     # Names
 
     def loss_name(self, *, is_training: bool) -> str:
-        """Return the metric of the loss, to be recorded within the context of the evaluation.
+        """Return the name of the loss, for recording within the context of the evaluation.
 
         Args:
             is_training: Whether the evaluation is part of a training run.
@@ -247,7 +247,7 @@ class EvaluationSets:
         return name if self.name is not None else f"{_EVALUATION[is_training]}_{name}"
 
     def set_of_metric(self, metric_name: str) -> str | None:
-        """Return the name of the set that a metric is of, by its name; None where it is of none.
+        """Return the name of the set that a metric belongs to; None if it belongs to no set.
 
         Args:
             metric_name: The full name of the metric, perhaps with the prefix of a callback before it.
@@ -263,7 +263,7 @@ class EvaluationSets:
 
 
 def _are_sets(data: object) -> bool:
-    """Whether this is a mapping of names; a mapping that has a sample at 0 is a dataset."""
+    """Whether data is a mapping of names; a mapping that has a sample at 0 is a dataset."""
     if not isinstance(data, Mapping):
         return False
     mapping = cast("Mapping[object, object]", data)
@@ -275,13 +275,13 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
     for name, value in cast("Mapping[object, Any]", data).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigurationError(
-                "This cannot be the name of an evaluation set.",
+                "An evaluation set cannot have this name.",
                 given=f"{argument}={{{name!r}: ...}}",
                 do="Choose letters, digits and underscores: the metrics of the set are named after it.",
             )
         if value is None:
             raise ConfigurationError(
-                f'None as {argument}["{name}"] is not a dataset. Leave the name out if there is nothing to evaluate.'
+                f'None as {argument}["{name}"] is not a dataset. Leave the name out if there is no dataset.'
             )
         sets[name] = value if isinstance(value, EvaluationSet) else EvaluationSet(value)
     if not sets:

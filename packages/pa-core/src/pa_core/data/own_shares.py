@@ -1,4 +1,4 @@
-"""Streams and samplers that take the share of their process by themselves, and would be divided a second time."""
+"""Detecting streams and samplers that take the share of their process themselves, which must not be divided again."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _ASK_FOR_RANK = frozenset(
         *("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     }
 )
-"""Names and texts in the code of what finds out which process it is in."""
+"""Names and strings in code that finds out the rank of its process."""
 
 _MOST_COMPARED = 1_000
 
 
 def refuse_own_share(loader: DataLoader[Any]) -> None:
-    """Raise an error for a loader that seems to yield the share of its process, as it finds out which process that is.
+    """Raise an error for a loader that seems to yield the share of its process, because it reads the rank.
 
     Args:
-        loader: A loader that is about to be divided, and says nothing about its share.
+        loader: A loader that will be divided, without a statement about its share.
 
     Raises:
         ConfigurationError: Its stream or a sampler finds out its rank.
@@ -44,12 +44,12 @@ def refuse_own_share(loader: DataLoader[Any]) -> None:
 
 
 def require_same_sources(loader: DataLoader[Any]) -> None:
-    """Raise an error for a loader whose stream or samplers hold something else on each process.
+    """Raise an error for a loader whose stream or samplers differ between processes.
 
     Every process must call this.
 
     Args:
-        loader: A loader that is about to be divided, and says nothing about its share.
+        loader: A loader that will be divided, without a statement about its share.
 
     Raises:
         ConfigurationError: Numbers, files or indices differ.
@@ -66,16 +66,16 @@ def require_same_sources(loader: DataLoader[Any]) -> None:
 
 def _divided_twice(kind: str, given: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{kind} seems to take the share of its process by itself, and would be divided a second time: some samples "
+        f"{kind} seems to take the share of its process itself, and would be divided a second time: some samples "
         "would never be seen.",
         given=given,
-        do=f"Say what it yields: own_share=True among the arguments for the loader for the share of its process, or "
-        f"own_share=False for all samples on each process. In a DataLoader, set it as an attribute: {kind}.own_share.",
+        do=f"Pass own_share=True among the arguments for the loader if it yields the share of its process, or "
+        f"own_share=False if it yields all samples. In a DataLoader, set it as an attribute: {kind}.own_share.",
     )
 
 
 def _deciding_parts(loader: DataLoader[Any]) -> Iterator[object]:
-    """The parts of a loader that decide which samples come: a stream, or samplers."""
+    """Yield the parts of a loader that decide its samples: a stream, or samplers."""
     if isinstance(loader.dataset, IterableDataset):
         yield loader.dataset
         return
@@ -85,14 +85,14 @@ def _deciding_parts(loader: DataLoader[Any]) -> Iterator[object]:
 
 
 def _questions(part: object) -> Iterator[str]:
-    """The functions, by name, in which a part finds out its rank; those that it calls included."""
+    """Yield the names of functions in which a part reads its rank, including functions that it calls."""
     for reached in reached_from(part):
         if isinstance(reached, FunctionType) and words_of(reached.__code__) & _ASK_FOR_RANK:
             yield reached.__qualname__
 
 
 def _plain_values(part: object) -> Iterator[tuple[str, object]]:
-    """The attributes of a stream or sampler that may be the numbers, files or samples of its share."""
+    """Yield the attributes of a stream or sampler that may be the numbers, files or samples of its share."""
     attributes: dict[str, object] = dict(getattr(part, "__dict__", {}))
     if isinstance(part, list | tuple | range):
         yield "", _compared(cast("Any", part))
@@ -103,7 +103,7 @@ def _plain_values(part: object) -> Iterator[tuple[str, object]]:
 
 
 def _compared(value: object) -> object:
-    """What is compared of a value; None where nothing is."""
+    """Return a text for comparing a value; None if it is not compared."""
     if isinstance(value, (list, tuple, range)):
         items = cast("Sequence[object]", value)
         texts = [_compared(item) for item in items[:_MOST_COMPARED]]

@@ -1,4 +1,4 @@
-"""Whether all processes were given the same dataset, as far as a few of its samples show."""
+"""Checking that all processes have the same dataset, by a few of its samples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_SHOWN = 4
 
 
 def require_same_samples(loader: DataLoader[Any]) -> None:
-    """Raise an error if the first, middle and last samples of a dataset are others on each process.
+    """Raise an error if the first, middle and last samples of a dataset differ on all processes.
 
-    Every process must call this. Each fetches the samples three times, so that what a dataset draws from its own
-    generator is left out.
+    Every process must call this. It fetches the samples three times, so that values that a dataset draws from its own
+    generator are left out.
 
     Args:
         loader: A loader that is divided over the processes.
@@ -32,9 +32,9 @@ def require_same_samples(loader: DataLoader[Any]) -> None:
     if not differing or None in differing:
         return
     raise RanksDifferError(
-        f"The processes of this run were not given the same dataset: sample 0 of {kind}: {differing[0]}. Pass the "
-        "whole dataset on each process: the trainer divides it. What the script draws for it, as random_split does, "
-        "needs a seed: torch.manual_seed(0). A DataLoader of the share of its process is used as it is if it says so: "
+        f"The processes of this run do not have the same dataset: sample 0 of {kind}: {differing[0]}. Pass the "
+        "whole dataset on each process: the trainer divides it. A script that draws for it, as in random_split, "
+        "needs a seed: torch.manual_seed(0). A DataLoader of the share of its process is not divided if you set "
         f"{kind}.own_share = True. If all have the same samples after all, pass own_share=False among the arguments "
         "for the loader."
     )
@@ -48,7 +48,7 @@ def _digests(loader: DataLoader[Any]) -> list[dict[str, str]]:
 
 
 def _first_difference(of_each: Sequence[dict[str, str]]) -> str | None:
-    """What differs between the digests of a sample that all processes have, by its place; None if nothing does."""
+    """Describe the first difference between the digests of a sample on the processes; None if they are equal."""
     for place in of_each[0]:
         texts = [digests[place] for digests in of_each if place in digests]
         if len(texts) == len(of_each) and len(set(texts)) > 1:

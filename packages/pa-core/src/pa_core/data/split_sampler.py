@@ -1,4 +1,4 @@
-"""Custom data loaders on several processes and workers: split by a sampler or a dataset, or still to be split."""
+"""Custom data loaders on several processes and workers: detecting and checking how they are split."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OWN_SHARE = "own_share"
 
 
 class Share(NamedTuple):
-    """Which part of the samples a loader yields.
+    """The part of the samples that a loader yields.
 
     Attributes:
-        holder: The sampler or the iterable dataset that yields it.
+        holder: The sampler or the iterable dataset that yields the share.
         number: The number of the share, from 0.
         of: The number of shares.
     """
@@ -36,10 +36,10 @@ class Share(NamedTuple):
 
 
 def share_of(loader: object) -> Share | None:
-    """Return the share of the samples that a sampler or an iterable dataset says it yields; None where none says so.
+    """Return the share of the samples that a sampler or an iterable dataset yields; None without such a statement.
 
-    They say so by their attributes ``num_replicas`` and ``rank``, which samplers of many libraries have in common with
-    torch's ``DistributedSampler``, or as the datasets do that ``split_dataset_by_node`` of Hugging Face returns.
+    The attributes ``num_replicas`` and ``rank`` tell it, which samplers of many libraries have in common with torch's
+    ``DistributedSampler``, or those of datasets of ``split_dataset_by_node`` of Hugging Face.
 
     Args:
         loader: A custom data loader.
@@ -67,7 +67,7 @@ def share_of(loader: object) -> Share | None:
 
 
 def split_sampler(loader: object) -> Any | None:
-    """Return the sampler that gives this process its share of the samples; None where no sampler does.
+    """Return the sampler that selects the share of this process; None if no sampler does.
 
     Args:
         loader: A custom data loader.
@@ -85,7 +85,7 @@ def split_sampler(loader: object) -> Any | None:
 
 
 def states_own_share(loader: DataLoader[Any]) -> bool | None:
-    """Return what a loader, its samplers or its dataset say about their share; None where none says anything.
+    """Return the attribute ``own_share`` of a loader, its samplers or its dataset; None if it is not set.
 
     Args:
         loader: A custom data loader.
@@ -106,11 +106,11 @@ _LoaderT = TypeVar("_LoaderT", bound=DataLoader[Any])
 
 
 def state_own_share(loader: _LoaderT, says: bool | None) -> _LoaderT:
-    """Return a loader, which says from now on what was said about its share.
+    """Set ``own_share`` of a loader, and return the loader.
 
     Args:
         loader: The loader.
-        says: The argument; None where nothing was said.
+        says: The argument ``own_share``; None if it was not passed.
     """
     if says is not None:
         vars(loader)[OWN_SHARE] = says
@@ -118,32 +118,32 @@ def state_own_share(loader: _LoaderT, says: bool | None) -> _LoaderT:
 
 
 def divided_by_trainer(dataset: object) -> ConfigurationError:
-    """Return the error for a dataset of which each process is said to have its own share.
+    """Return the error for a dataset with positions and ``own_share=True``.
 
     Args:
         dataset: A dataset that the trainer divides by position.
     """
     kind = type(dataset).__name__
     return ConfigurationError(
-        "A dataset with positions is divided by the trainer, so that each sample comes once.",
+        "The trainer divides a dataset with positions, so that each sample occurs once.",
         given=f"own_share=True for the loader of a {kind}",
         do=f"Pass all samples on each process; or pass a DataLoader of the share, and set {kind}.own_share = True.",
     )
 
 
 def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_processes: int) -> None:
-    """Raise an error for the share of another process, and for unequal ones of samplers; every process must call this.
+    """Raise an error for the share of another process, and for unequal shares; every process must call this.
 
-    Where the shares of samplers hold more samples than the dataset, a warning says so.
+    A warning is shown if the shares of samplers hold more samples than the dataset.
 
     Args:
         loader: The loader.
-        share: What ``share_of`` returned.
+        share: The share, from ``share_of``.
         rank: The rank of this process.
         num_processes: The number of processes.
 
     Raises:
-        ConfigurationError: It is the share of another process, or some process has more batches than another.
+        ConfigurationError: The share belongs to another process, or the processes have different numbers of batches.
     """
     name = type(share.holder).__name__
     if (share.number, share.of) != (rank, num_processes):
@@ -168,12 +168,12 @@ def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_process
 
 
 def warn_of_filling_up(loader: DataLoader[Any]) -> None:
-    """Say that accelerate splits a loader, and what it does where the processes would not get equally many samples.
+    """Warn that accelerate splits a loader, and how it makes the shares equal.
 
-    Nothing is said of whole batches that can be divided evenly.
+    There is no warning if whole batches can be divided evenly.
 
     Args:
-        loader: A loader that nothing has split yet.
+        loader: A loader that is not split yet.
     """
     rest = _what_becomes_of_the_rest(loader, num_processes())
     if rest is None:
@@ -185,46 +185,43 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
         f"{what} is split over the processes by accelerate, which {rest} "
         "Use a dataset with __len__ and __getitem__, and let the trainer create its loader; or let each process read "
         "its own share: a sampler or a dataset with own_share=True, or split_dataset_by_node of Hugging Face, is used "
-        "as it is."
+        "without splitting."
     )
 
 
 def _what_becomes_of_the_rest(loader: DataLoader[Any], num_processes: int) -> str | None:
-    """What accelerate does with the batches that cannot be divided evenly; None where no batch is left out."""
+    """Describe how accelerate treats batches that cannot be divided evenly; None if all are used."""
     sampler = cast("Any", loader).batch_sampler
     if getattr(sampler, "drop_last", loader.drop_last) is True:
         rest = len(sampler) % num_processes if hasattr(sampler, "__len__") else None
         if rest == 0:
             return None
         number = "the last batches" if rest is None else f"{rest} of {len(sampler)} batches"
-        return f"leaves out {number} of each epoch, so that the processes get equally many."
-    return (
-        "repeats samples where the processes would not get equally many. Losses and metrics of an epoch may count "
-        "those twice."
-    )
+        return f"leaves out {number} of each epoch, so that the shares are equal."
+    return "repeats samples if the shares would not be equal. Losses and metrics of an epoch may count those twice."
 
 
 def warn_of_whole_workers(loader: DataLoader[Any]) -> None:
-    """Warn where each of several workers will yield all samples of a stream, as far as can be seen.
+    """Warn if each of several workers seems to yield all samples of a stream.
 
     Args:
         loader: A loader.
     """
     dataset = loader.dataset
-    if loader.num_workers < 2 or not isinstance(dataset, IterableDataset) or loader.worker_init_fn is not None:  # noqa: PLR2004  # one worker has it all
+    if loader.num_workers < 2 or not isinstance(dataset, IterableDataset) or loader.worker_init_fn is not None:  # noqa: PLR2004  # a single worker may yield all
         return
     if hasattr(dataset, "__len__") or any(map(_divides, _datasets_within(dataset))):
         return  # with a length, the batches are counted
     name = type(dataset).__name__
     warn_user(
         f"Each of the {loader.num_workers} workers iterates over {name}, which does not call "
-        "torch.utils.data.get_worker_info() to find its share, as far as can be seen: every sample would come "
+        "torch.utils.data.get_worker_info() to find its share, as far as its code shows: every sample would occur "
         f"{loader.num_workers} times. Let each worker yield its own share, or pass num_workers=1."
     )
 
 
 def _datasets_within(dataset: object) -> Iterator[object]:
-    """An iterable dataset, and those that it may read from."""
+    """Yield an iterable dataset, and the datasets that it may read from."""
     waiting, seen = [dataset], set[int]()
     while waiting:
         part = waiting.pop()
@@ -236,7 +233,7 @@ def _datasets_within(dataset: object) -> Iterator[object]:
 
 
 def _divides(dataset: object) -> bool:
-    """Whether a class looks at the number of its worker, or is one of a library that does."""
+    """Whether a class reads the number of its worker, or belongs to a library that does."""
     for kind in type(dataset).__mro__:
         library = kind.__module__.partition(".")[0]
         if library in _LIBRARIES_THAT_DIVIDE:

@@ -1,4 +1,4 @@
-"""Workers of custom loaders that stay for all epochs, with copies of a dataset that the script changes."""
+"""Detecting changes of a dataset that persistent workers have copied."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_NAMED = 3
 
 
 class WorkerCopies:
-    """Compares datasets with what the workers of their loaders were started with, and warns once for each loader."""
+    """Compares datasets with the copies in the workers of their loaders, and warns once for each loader."""
 
     def __init__(self) -> None:
         self._started: WeakKeyDictionary[DataLoader[Any], Snapshot | None] = WeakKeyDictionary()
 
     def compare(self, loader: object) -> None:
-        """Look at a loader before an epoch, with whose first one its workers start.
+        """Compare the dataset of a loader before an epoch; its workers start with the first epoch.
 
         Args:
-            loader: A custom loader, also one that accelerate has split.
+            loader: A custom loader, split by accelerate or not.
         """
         own = _accelerate.fetching_loader(loader)
         if not is_dataloader(own) or not own.persistent_workers:
@@ -39,7 +39,7 @@ class WorkerCopies:
         self._started[own] = None
         more = ", ..." if len(changed) > _MOST_NAMED else ""
         warn_user(
-            f"The workers of a DataLoader have copies of {type(cast('Any', own).dataset).__name__} as it was when they "
+            f"The workers of a DataLoader have copies of {type(cast('Any', own).dataset).__name__} from when they "
             f"started, and it has changed since then: {', '.join(changed[:_MOST_NAMED])}{more}. Pass "
             "persistent_workers=False to the DataLoader, or pass the dataset instead of a DataLoader: the trainer then "
             "starts new workers after a change."
@@ -47,7 +47,7 @@ class WorkerCopies:
 
 
 def _copied(loader: Any) -> dict[str, object]:
-    """What is copied to workers; of a method, its object may be anything, such as the trainer itself."""
+    """Return the objects that are copied to workers; the object of a method may be, for example, the trainer."""
     collate_fn: object = loader.collate_fn
     of_all: dict[str, object] = {"dataset": loader.dataset}
     return of_all if hasattr(collate_fn, "__self__") else {**of_all, "collate_fn": collate_fn}

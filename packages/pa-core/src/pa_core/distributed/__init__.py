@@ -1,6 +1,6 @@
-"""Several processes: what they tell each other, decide together and exchange, and how they start, fail and end.
+"""Functions for several processes: collectives, decorators, gathering and launching from notebooks.
 
-What is public here works without a trainer, and on one process without a process group.
+The public names work without a trainer, and on one process without a process group.
 """
 
 from __future__ import annotations

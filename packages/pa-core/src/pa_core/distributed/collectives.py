@@ -1,6 +1,6 @@
-"""What processes of a run tell each other: sums, gathered values, and one decision for all.
+"""Collective operations of the processes of a run: sums, gathered values and errors.
 
-Everything here works without a trainer, and on one process without a process group.
+The functions work without a trainer, and on one process without a process group.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _collectives: Any = dist
 
 
 def num_processes() -> int:
-    """Return the number of processes of the run, 1 where there is no process group."""
+    """Return the number of processes of the run, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process in the run, 0 where there is no process group."""
+    """Return the number of this process in the run, 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _is_alone() -> bool:
-    """Return whether the run has one process, after connecting those that a launcher has started.
+    """Return whether the run has a single process, after connecting the processes of a launcher.
 
-    A trainer connects them too: this is for what is called before the first one is made.
+    A trainer connects them too; this is for functions that are called before the first trainer is created.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() == 1
@@ -67,14 +67,17 @@ def _is_alone() -> bool:
         prepare_gloo()
         return False
     raise UnsupportedConfigurationError(
-        "This process is not connected with the others that were launched.",
+        "This process is not connected with the other processes of the launcher.",
         given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-        do="Make the trainer, or call this, before PartialState() or Accelerator() of accelerate.",
+        do="Create the trainer, or call this function, before PartialState() or Accelerator() of accelerate.",
     )
 
 
 def connect() -> None:
-    """Connect the processes that a launcher has started, as the first trainer does; nobody waits for what follows.
+    """Connect the processes of a launcher, as the first trainer does.
+
+    Call it before collective operations that come before the first trainer. It does not wait for code after the call on
+    other processes. Without a launcher it has no effect.
 
     Example:
         >>> connect()
@@ -85,14 +88,14 @@ def connect() -> None:
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
-    """Return the sum of a small tensor over all processes; every process must call this.
+    """Return the sum of a small tensor over all processes, for example of counters; every process must call this.
 
     Args:
         values: A tensor of the same shape on each process, on the device of the run.
     """
     if _is_alone():
         return values
-    # Of gloo's collectives, the one that adds up takes half as long again as the one that brings together.
+    # In gloo, all_reduce takes half as long again as all_gather.
     return values_of_all(values).sum(0)
 
 
@@ -108,7 +111,7 @@ def values_of_all(values: Tensor) -> Tensor:
 
 
 def _all_gather(mine: Tensor) -> list[Tensor]:
-    """Return a tensor of each process, all of one shape."""
+    """Return the tensors of all processes, which have the same shape."""
     mine = mine.contiguous()
     of_all = [torch.empty_like(mine) for _ in range(num_processes())]
     _collectives.all_gather([*map(_exchanged, of_all)], _exchanged(mine))
@@ -116,21 +119,22 @@ def _all_gather(mine: Tensor) -> list[Tensor]:
 
 
 def _exchanged(tensor: Tensor) -> Tensor:
-    """Return the same memory in a type that each backend exchanges; gloo lacks small integers and 8-bit floats."""
+    """View the memory as a dtype that each backend exchanges; gloo lacks small integers and 8-bit floats."""
     is_known = tensor.dtype in _EXCHANGED_TYPES or tensor.is_complex()
     return tensor if is_known else tensor.view(-1).view(torch.uint8)
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Give every process the buffers of rank zero, for example the running statistics of BatchNorm.
+    """Copy the buffers of rank zero to every process, for example the running statistics of BatchNorm.
 
-    Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
+    Every process must call this. Buffers of the same dtype are sent together, so that the cost does not grow with the
+    number of layers.
     """
     broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
-    """Give every process the parameters and the buffers of rank zero; sharded ones, which it has not got, stay."""
+    """Copy the parameters and the buffers of rank zero to every process, except for sharded parameters."""
     if not _is_alone():
         reshard(module)
         tensors = (*parameters_of_module(module), *buffers_of_module(module))
@@ -138,7 +142,7 @@ def broadcast_weights(module: nn.Module) -> None:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
-    """Give every process the values that rank zero has; tensors of one dtype travel together.
+    """Copy the values of rank zero to every process; tensors of the same dtype are sent together.
 
     Args:
         tensors: Tensors of the same shapes on each process, in the same order, on the device of the run.
@@ -160,19 +164,19 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
 def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
     """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
 
-    The first dimension may differ between processes. A tensor without dimensions counts as one row. Every process must
+    The first dimension may differ between processes. A tensor without dimensions counts as a row. Every process must
     call this.
 
     Args:
         data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
-        padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
-            processes, and rows that consist of it are left out; a process that has no others may have a tensor of
-            a different number of dimensions.
-        with_gradient: Whether gradients go back through the result: the gradient of a row is the sum over all
-            processes, of what the loss of each has to do with it. Every process must go backward through it then.
+        padding_value: None, the default, requires the other dimensions to be equal. A number pads them to the longest
+            of all processes, and rows that consist of it are removed; a process whose rows are all padding may have a
+            tensor of a different number of dimensions.
+        with_gradient: Whether gradients flow through the result: the gradient of a row is the sum over all processes of
+            the gradients of their losses. Every process must then run a backward pass through it.
 
     Raises:
-        ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
+        ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
     """
     with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
@@ -180,23 +184,23 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
 
 
 def gather_without_rows(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
-    """Return the tensors of the other processes, which call ``gather``: this one has no rows to add.
+    """Return the tensors of the other processes, which call ``gather``, without rows of this process.
 
     Args:
-        data: As for ``gather``: what this process would have gathered.
-        padding_value: As for ``gather``.
-        with_gradient: As for ``gather``.
+        data: The tensors that this process would have gathered, which decide the structure.
+        padding_value: The value of padding; see ``gather``.
+        with_gradient: Whether gradients flow through the result; see ``gather``.
 
     Raises:
-        ArgumentTypeError: As ``gather``.
-        ConfigurationError: As ``gather``.
+        ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
+        ConfigurationError: The tensors of the processes do not fit together.
     """
     without = _map_tensors(lambda tensor: tensor[:0] if tensor.dim() else tensor.reshape(1)[:0], data)
     return gather(cast("TensorsT", without), padding_value, with_gradient=with_gradient)
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
-    """Replace each tensor in a nested container by what a function makes of it."""
+    """Apply a function to each tensor in a nested container."""
     if isinstance(data, Tensor):
         return function(data)
     container: Any = data
@@ -225,22 +229,22 @@ def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     padded = rows.new_full([max(sizes) for sizes in zip(*fitting, strict=True)], padding_value or 0)
     if len(rows) > 0:
         padded[tuple(slice(size) for size in rows.shape)] = rows
-    elif rows.requires_grad:  # the backward pass has to come here all the same
+    elif rows.requires_grad:  # the backward pass must include this operation anyway
         padded = padded + rows.sum()
     gathered = cast("tuple[Tensor, ...]", cast("Any", _Gather).apply(padded))
     return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
 
 
 def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
-    """Return the rows of a tensor that are not padding.
+    """Remove the rows of a tensor that are padding.
 
-    A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
-    value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns for a padding value
-    needs no such call: there is no padding in it.
+    A row, which is the content at an index of the first dimension, is padding if every element of it is the padding
+    value. So choose a value that your data does not contain. Use it for tensors that you padded yourself: the result of
+    ``trainer.gather`` with a padding value has no padding.
 
     Args:
         padded_tensor: A tensor of shape ``(rows, ...)``, on any device.
-        pad_value: The value that it was padded with; NaN is possible.
+        pad_value: The value of the padding; NaN is possible.
 
     Returns:
         A tensor of shape ``(remaining rows, ...)``, in the same order.
@@ -260,7 +264,7 @@ def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Brings together tensors of one shape; the gradient of each is the sum over the processes."""
+    """Gathers tensors of the same shape; the gradient of each is the sum over the processes."""
 
     @staticmethod
     @override
@@ -277,7 +281,7 @@ class _Gather(torch.autograd.Function):
 
 
 def tensors_with_gradient(data: object) -> list[Tensor]:
-    """Return the tensors in nested containers that gradients may come back to.
+    """Return the tensors in nested containers that require gradients.
 
     Args:
         data: Tensors, or containers of them, as ``gather`` takes them.
@@ -293,7 +297,7 @@ def tensors_with_gradient(data: object) -> list[Tensor]:
 
 
 def tensors_in_graph(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors that the backward pass of a loss goes through.
+    """Return the tensors that are in the graph of a loss.
 
     Args:
         loss: The loss.
@@ -319,20 +323,20 @@ _MOST_DIMENSIONS = 16
 
 
 def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
-    """The shapes of the tensors of all processes, which may even differ in their number of dimensions."""
+    """Return the shapes of the tensors of all processes, whose numbers of dimensions may differ."""
     sizes = [tensor.dim(), *tensor.shape] + [0] * (_MOST_DIMENSIONS - tensor.dim())
     of_each = cast("list[list[int]]", values_of_all(torch.tensor(sizes, device=tensor.device)).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
     return [shape[:dimensions] for dimensions, *shape in of_each]
 
 
 def _without_placeholders(shapes: list[list[int]]) -> list[list[int]]:
-    """Leave out the shapes of tensors without rows that have a different number of dimensions than those with rows."""
+    """Leave out shapes of tensors without rows whose number of dimensions differs from that of the others."""
     dimensions = max(len(shape) for shape in [shape for shape in shapes if shape[0] > 0] or shapes)
     return [shape for shape in shapes if shape[0] > 0 or len(shape) == dimensions]
 
 
 def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_value: float | None) -> None:
-    """Raise the same error on all processes for anything that a collective would hang on, or mix up."""
+    """Raise the same error on all processes for shapes with which a collective would hang or mix up values."""
     same_dimensions = len({len(shape) for shape in fitting}) == 1
     if same_dimensions and (padding_value is not None or len({tuple(shape[1:]) for shape in fitting}) == 1):
         return
@@ -340,20 +344,20 @@ def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_
     raise ConfigurationError(
         "The tensors of the processes cannot be concatenated along the first dimension.",
         given=f"tensors of shape {by_rank}",
-        do="Pass padding_value to gather, which fills up the other dimensions."
+        do="Pass padding_value to gather, which pads the other dimensions."
         if same_dimensions
         else "Give the tensor the same number of dimensions on each process, even without rows.",
     )
 
 
 def gather_objects(value: _R) -> list[_R]:
-    """Return the picklable Python objects of all processes, in the order of the ranks.
+    """Return the Python objects of all processes, in the order of the ranks, for example lists of texts.
 
-    Every process must call this. The objects are pickled between processes of one run, never read from a file. Before
-    any trainer is made, it connects the processes that a launcher has started.
+    Every process must call this. The objects are pickled for the exchange. Before the first trainer is created, it
+    connects the processes of a launcher.
 
     Raises:
-        UnsupportedConfigurationError: A launcher has started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
 
     Example:
         >>> gather_objects({"samples": 12})
@@ -363,10 +367,10 @@ def gather_objects(value: _R) -> list[_R]:
 
 
 def raise_on_all(problem: Exception | None) -> None:
-    """Raise what one process has met on all of them; every process must call this.
+    """Raise the error of any process on all of them; every process must call this.
 
     Args:
-        problem: What this process has met.
+        problem: The error of this process, or None.
     """
     for error in gather_objects(problem):
         if error is not None:

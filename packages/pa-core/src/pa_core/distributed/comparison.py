@@ -1,4 +1,4 @@
-"""Compares what must stay the same on all processes with what they exchange anyway."""
+"""Comparing values that must stay the same on all processes, as part of exchanges that happen anyway."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 import pa_distributed
 
 Describe: TypeAlias = Callable[[], Mapping[str, object]]
-"""Returns what has to be the same, by name, as ``pa_distributed.require_same`` takes it; not called on one process."""
+"""A function that returns the values that must be the same, by name; it is not called on one process."""
 
 PLACE: Final = "the run is"
-"""The name of the text that says where a process is, the first of several."""
+"""The name of the text with the position of a process, which is the first value."""
 
 _OPTIMIZER: Final = "optimizer"
 
@@ -21,15 +21,14 @@ RUN_END: Final = "at the end of the run"
 
 
 def require_same(describe: Describe, exchange: Callable[[list[int]], Sequence[Sequence[float]]]) -> None:
-    """Raise the same error on all processes for anything that differs between them; every process must call this.
+    """Raise the same error on all processes if values differ between them; every process must call this.
 
     Args:
-        describe: Returns what has to be the same. If where they are differs, the rest belongs to something else
-            altogether, and is left out.
-        exchange: As ``pa_distributed.require_same`` takes it.
+        describe: Returns the values that must be the same. If the positions differ, the other values are not compared.
+        exchange: The function that exchanges digests; see ``pa_distributed.require_same``.
 
     Raises:
-        RanksDifferError: Something differs.
+        RanksDifferError: Values differ.
     """
     pa_distributed.require_same(describe, exchange, _explain)
 
@@ -43,7 +42,7 @@ def _explain(found: str) -> str | None:
 
 
 def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
-    """Raise the same error on all processes if their optimizers have other settings; every process must call this.
+    """Raise the same error on all processes if the settings of their optimizers differ; every process must call this.
 
     Args:
         optimizers: The optimizers, by name.
@@ -61,8 +60,8 @@ def require_same_settings(optimizers: Mapping[str, Optimizer]) -> None:
 def _optimizers_parted(found: str) -> str:
     return (
         f"The settings of an optimizer have come to differ between the processes: {found}. If the model is sharded, "
-        "choose an optimizer that updates each element by itself, such as AdamW: one whose step depends on all "
-        "parameters, as Prodigy's does, sees the shards of its process alone. Otherwise, find what sets a group by its "
+        "choose an optimizer that updates each element by itself, like AdamW: an optimizer whose step depends on all "
+        "parameters, like Prodigy, sees only the shards of its process. Otherwise, find the code that sets a group by "
         "rank."
     )
 
@@ -71,9 +70,9 @@ def advice_for_parted(places: str, has_left: bool = False) -> str:
     """Return what to do about processes that are in different places.
 
     Args:
-        places: Where they are, as text.
-        has_left: Whether some have left the run.
+        places: The positions, as text.
+        has_left: Whether some processes have left the run.
     """
     if has_left or RUN_END in places:
-        return "Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop."
-    return "Take what only some of the processes come to out of the condition that it depends on."
+        return "If a single process decides to stop, call run.request_stop() on it instead of leaving the loop."
+    return "Move code that only some of the processes reach out of its condition."

@@ -1,4 +1,4 @@
-"""How processes of a run are started and prepared, and what one of them does for all, or before the others."""
+"""Decorators for code that some processes run, and a launcher for notebooks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Make the process of a trainer fit for a run on several processes; on one process nothing is changed.
+    """Prepare the process of a trainer for a run on several processes; on one process nothing is changed.
 
-    What is changed stays until the process ends. With gloo, the process leaves the others in order at exit, and forks
-    workers only while gloo's threads rest. The ``gather`` of the Accelerator becomes the trainer's.
+    The changes last until the process ends. With gloo, the process disconnects in order at exit, and forks workers only
+    while gloo's threads are idle. The ``gather`` of the Accelerator becomes the trainer's.
 
     Args:
         accelerator: The Accelerator of the trainer, which has connected the processes.
@@ -33,11 +33,11 @@ def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
 
 
 def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make a function run on the process of rank zero only; the others wait until it has run, and return None.
+    """Run a function on rank zero only, for example a download; the other processes wait for it, and return None.
 
-    Every process must call it: in a block that only one of them enters, it would wait for the others for ever. What it
-    calls may be decorated in the same way; there, nobody waits again. Where it raises an exception on rank zero, the
-    others raise ``OtherProcessError``; a ``StopTrainingError`` is left to the loop, which tells them.
+    Every process must call it: in a block that only one of them enters, it would wait for the others forever. Functions
+    that it calls may be decorated in the same way, and do not wait again. If it raises an exception on rank zero, the
+    others raise ``OtherProcessError``; a ``StopTrainingError`` reaches them through the loop.
 
     Example:
         >>> @world_process_zero_only
@@ -50,7 +50,7 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 
 
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make a function run on the first process of each machine only, as ``world_process_zero_only`` does on one.
+    """Run a function on the first process of each machine only; see ``world_process_zero_only``.
 
     Example:
         >>> @local_process_zero_only
@@ -63,10 +63,10 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 
 
 class BlockOrDecorator(AbstractContextManager[None], Protocol):
-    """A context manager that is a decorator as well."""
+    """A context manager that can also be used as a decorator."""
 
     def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]:
-        """Return the function in the block."""
+        """Return a function that runs within the context."""
         ...
 
 
@@ -81,11 +81,11 @@ def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ..
 def local_process_zero_first(function: Callable[_P, _R] | None = None) -> BlockOrDecorator | Callable[_P, _R]:
     """Let the first process of each machine run a block, or a function, before the others.
 
-    Every process must come there. Where the first one raises an exception, the others do not wait any longer, and run
-    it themselves.
+    Use it for data that the first process prepares and the others read. Every process must enter it. If the first
+    process raises an exception, the others run it at once.
 
     Args:
-        function: What is decorated; None for a block.
+        function: The function to decorate; None for a block.
 
     Example:
         >>> with local_process_zero_first():
@@ -109,11 +109,11 @@ def _local_first_after_connecting() -> Generator[None]:
 
 
 def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make a function run on some processes only; the others return None at once, and nobody waits.
+    """Run a function on some processes only; the others return None at once, without waiting.
 
     Args:
-        applies: Whether this process is one of them.
-        function: What is decorated.
+        applies: Whether this process runs the function.
+        function: The function to decorate.
 
     Example:
         >>> from functools import partial
@@ -135,17 +135,17 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
 
 
 def require_all_processes(caller: str) -> None:
-    """Raise an error instead of waiting for processes that do not run the function that this one is in.
+    """Raise an error in a function or block that other processes do not run, instead of waiting for them.
 
     Args:
-        caller: What would wait.
+        caller: The name of the caller that would wait.
 
     Raises:
         ConfigurationError: This process runs a function for the others, or before them.
     """
     if num_processes() > 1 and in_rank_local_block():
         raise ConfigurationError(
-            f"This process would wait for others that are not going to come: {caller} in a function or block that the "
+            f"This process would wait forever for the others: {caller} was called in a function or block that the "
             "other processes do not run now. Call it before or after."
         )
 
@@ -170,19 +170,19 @@ def notebook_launcher(
 def notebook_launcher(
     function: Callable[..., object], args: tuple[object, ...] = (), num_processes: int | None = None, **kwargs: Any
 ) -> None:
-    """Run a training function from a notebook, in as many processes as requested.
+    """Run a training function from a notebook, in several processes, for example one for each GPU.
 
-    Create the trainer inside the function: what a notebook has initialised on an accelerator cannot be shared with
-    the processes that are started here.
+    Create the trainer inside the function: objects that a notebook has initialised on an accelerator cannot be shared
+    with the processes that are started here.
 
     Args:
-        function: The function to run; it is called once in each process, and what it returns is dropped.
-        args: Its positional arguments.
-        num_processes: The number of processes; None leaves the choice to accelerate.
+        function: The function to run; it is called once in each process, and its result is dropped.
+        args: The positional arguments of the function.
+        num_processes: The number of processes; None, the default, leaves the choice to accelerate.
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
 
     Raises:
-        UnsupportedConfigurationError: Several processes are requested, after a trainer was made in this one.
+        UnsupportedConfigurationError: Several processes are requested after a trainer was created in this process.
 
     Example:
         >>> def main(epochs: int) -> None:

@@ -1,4 +1,4 @@
-"""What all processes of a run decide together: to stop, to save a training state, to be preempted."""
+"""Common decisions of all processes of a run: to stop, to save a training state, to be preempted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import StepMeans
 
 NUM_FLAGS: Final = 5
-"""How many numbers ``RankSync.local_flags`` has."""
+"""The number of flags in ``RankSync.local_flags``."""
 
 _UPDATES_UNTIL_READ = 2
 """Updates to wait on an accelerator before agreed flags are read, so that reading does not synchronise."""
@@ -26,7 +26,7 @@ _UPDATES_UNTIL_READ = 2
 
 @dataclass
 class Request:
-    """Something that any process may request, and that all of them then do after the same update.
+    """An action that any process may request, and that all of them then do after the same update.
 
     Attributes:
         is_asked: Whether this process requests it.
@@ -37,28 +37,28 @@ class Request:
     is_agreed: bool = False
 
     def agree(self, number_asking: float) -> None:
-        """Take note of how many processes request it.
+        """Set whether any process requests it.
 
         Args:
-            number_asking: Of all processes, this one included.
+            number_asking: The number of processes that request it, including this process.
         """
         if number_asking > 0:
             self.is_asked, self.is_agreed = False, True
 
     def take(self) -> bool:
-        """Return whether all processes are to do it now, and start over."""
+        """Return whether all processes do it now, and clear the request."""
         agreed, self.is_agreed = self.is_agreed, False
         return agreed
 
 
 class LateReader:
-    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
+    """Reads small tensors of an accelerator without waiting, a fixed number of calls later.
 
-    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
-    waited for, and what was handed in is read at once.
+    All processes read the tensors of the same update, because each counts its own calls. On the CPU, tensors are read
+    at once.
 
     Args:
-        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
+        delay: The number of further calls after which a tensor is read. After two updates, the copy has arrived.
 
     Example:
         >>> import torch
@@ -72,11 +72,11 @@ class LateReader:
         self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
 
     def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
-        """Hand in the values of this call, and return the values of the call ``delay`` calls ago, if there was one.
+        """Queue the values of this call, and return the values of ``delay`` calls ago, or None.
 
         Args:
             values: A small tensor.
-            at_once: Waits for these values, returns them, and forgets what is still in progress.
+            at_once: Whether to wait for these values and return them, and drop pending values.
         """
         if at_once:
             self._under_way.clear()
@@ -90,22 +90,22 @@ class LateReader:
 
 
 class RankSync:
-    """Keeps the requests of the processes of a run, and has all of them act on a request at the same update.
+    """Keeps the requests of the processes of a run, so that all of them act on a request at the same update.
 
-    Before an update, the flags of all processes and their numbers of items are added up, with the gradients. Where the
-    processes meet between updates, a digest of what must stay the same travels with the flags.
+    Before an update, the flags of all processes and their numbers of items are added up, with the gradients. If the
+    processes exchange flags between updates, a digest of the values that must stay the same is sent with them.
 
     Args:
         device: The device of the run.
-        num_processes: The number of processes; one alone acts on its own flags at once.
-        describe: Returns what must stay the same on all processes.
+        num_processes: The number of processes; a single process acts on its own flags at once.
+        describe: Returns the values that must stay the same on all processes.
 
     Attributes:
-        stop: What ends the run, or is about to.
+        stop: The error that ends the run, or None.
         save: The request for a training state.
         preempt: The request to save a training state and end.
-        is_pending: Whether one of the two may have to be done at the next safe point.
-        reader: Reads what was agreed on before each update.
+        is_pending: Whether a save or a preemption may be due at the next safe point.
+        reader: Reads the flags of each update.
 
     Example:
         >>> import torch
@@ -130,7 +130,7 @@ class RankSync:
         self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:
-        """Return what the other processes must know before an update.
+        """Return the flags of this process for an update.
 
         Args:
             items: The items of this process in the update.
@@ -146,7 +146,7 @@ class RankSync:
         self.preempt.is_asked = self.is_pending = True
 
     def pop_requests(self) -> tuple[bool, bool]:
-        """Return whether all processes are to save a state now, and whether they are preempted; then start over."""
+        """Return whether all processes save a state now, and whether they are preempted; then clear the requests."""
         self.is_pending = False
         if self._num_processes == 1:
             self.save.agree(self.save.is_asked)
@@ -154,16 +154,16 @@ class RankSync:
         return self.save.take(), self.preempt.take()
 
     def note_stop(self, error: StopTrainingError) -> None:
-        """Keep what requests the end of the run: the first error, unless a later one is a loss that is not finite.
+        """Record a request to end the run: the first error, unless a later error is a loss that is not finite.
 
         Args:
-            error: Why this process requests it.
+            error: The reason for the request.
         """
         if self.stop is None or (_is_not_finite(error) and not _is_not_finite(self.stop)):
             self.stop = error
 
     def stop_if_alone(self) -> None:
-        """Act on what was noted if there is no other process; of several, all learn of it at the next update.
+        """Stop if this is the only process; several processes exchange the request with the next update.
 
         Raises:
             StopTrainingError: The only process of the run requested a stop.
@@ -172,27 +172,27 @@ class RankSync:
             raise self.stop
 
     def ask_to_stop(self, error: StopTrainingError) -> None:
-        """Stop at once on one process; of several, take part in what the others have begun until all know.
+        """Stop at once on a single process; one of several takes part in the present step until all know.
 
         Args:
-            error: Why this process requests it.
+            error: The reason for the request.
 
         Raises:
-            StopTrainingError: On one process.
+            StopTrainingError: This is the only process.
         """
         self.note_stop(error)
-        del error  # its traceback gets this frame, too
+        del error  # its traceback refers to this frame, too
         self.stop_if_alone()
 
     @contextmanager
     def together(self, describe: Describe | None = None) -> Generator[None]:
-        """Let a ``StopTrainingError`` that one process raises within the context end it on all of them.
+        """Raise the ``StopTrainingError`` of any process within the context on all processes.
 
         Args:
-            describe: Returns what must be the same when the context ends; None for what must stay so in the whole run.
+            describe: Returns the values that must be the same when the context ends; None for those of the whole run.
 
         Raises:
-            RanksDifferError: Something is not.
+            RanksDifferError: The values differ.
             StopTrainingError: A process requested a stop, within the context or before.
         """
         try:
@@ -206,17 +206,17 @@ class RankSync:
     def act_on(self, sums: Tensor, *, at_once: bool, may_stop: bool = True) -> Tensor:
         """Act on the requests of the processes, and return the items of all of them; every process must call this.
 
-        On an accelerator the flags are read two updates later, so that nothing waits for them.
+        On an accelerator the flags are read two updates later, so that reading does not block.
 
         Args:
-            sums: The sums of ``local_flags`` over all processes, which came with the gradients of the update.
+            sums: The sums of ``local_flags`` over all processes, exchanged with the gradients of the update.
             at_once: Whether to wait for the flags. The first update of an epoch must not be made if a process requested
                 a stop when the epoch started.
-            may_stop: False leaves the requests to the next update: for further optimizers of an update whose first one
-                was stepped.
+            may_stop: False leaves the requests to the next update: for further optimizers of an update whose first
+                optimizer was stepped.
 
         Returns:
-            A tensor on the device.
+            The number of items, a tensor on the device.
 
         Raises:
             StopTrainingError: A process requested a stop.
@@ -228,7 +228,7 @@ class RankSync:
         return sums[-1]
 
     def agree_on_preemption(self) -> None:
-        """Let all processes know now whether one requested preemption; every process must call this.
+        """Exchange now whether a process requested preemption; every process must call this.
 
         Other requests of a process wait for the next update.
         """
@@ -236,9 +236,9 @@ class RankSync:
         self._agree(0.0, asking)
 
     def add_up(self, means: StepMeans, missing: float) -> float:
-        """Add up what was tracked in an epoch over all processes; every process must call this.
+        """Add up the means of an epoch over all processes; every process must call this.
 
-        It takes one exchange, and two more if anything was logged.
+        It takes one exchange, and two more if values were logged.
 
         Args:
             means: The means of the epoch.
@@ -248,7 +248,7 @@ class RankSync:
             The sum of ``missing``.
 
         Raises:
-            RanksDifferError: What must stay the same on all processes differs.
+            RanksDifferError: Values that must stay the same on all processes differ.
             StopTrainingError: A process requested a stop.
         """
         if self._num_processes == 1:
@@ -264,9 +264,9 @@ class RankSync:
         return all_missing
 
     def raise_non_finite_loss(self) -> None:
-        """Raise what ended the run if it was a loss that is not finite, and forget it in any case.
+        """Raise the error that ended the run if a loss was not finite, and drop it in any case.
 
-        Its traceback holds the batch and the graph of the last step, which would stay in memory.
+        Its traceback refers to the batch and the graph of the last step, which would stay in memory.
 
         Raises:
             NonFiniteLossError: A loss was not finite.
@@ -276,10 +276,10 @@ class RankSync:
             if isinstance(stop, NonFiniteLossError):
                 raise stop
         finally:
-            del stop  # the traceback has this frame, too
+            del stop  # the traceback refers to this frame, too
 
     def _sums(self, values: Tensor, describe: Describe) -> Tensor:
-        """Add up values over all processes, and compare what must be the same by a digest that travels with them."""
+        """Add up values over all processes, and compare a digest of the values that must be the same."""
         exchanged: list[Tensor] = []
 
         def exchange(digest: list[int]) -> list[list[float]]:
@@ -316,7 +316,7 @@ def _is_not_finite(stop: StopTrainingError | None) -> bool:
 
 
 def _reason(stop: StopTrainingError) -> str:
-    """What an error says, in one line."""
+    """Return the text of an error in a line."""
     if isinstance(stop, NonFiniteLossError):
         return f"{stop.problem} ({stop.given})"
     return (str(stop) or type(stop).__name__).splitlines()[0]
@@ -325,7 +325,7 @@ def _reason(stop: StopTrainingError) -> str:
 def _agreed_stop(
     own: StopTrainingError | None, of_each: Sequence[tuple[bool, str] | None], *, not_finite: bool
 ) -> StopTrainingError:
-    """What this process ends the run for; that a loss is not finite matters more than another request."""
+    """Return the error that ends the run here; a loss that is not finite has precedence."""
     if own is not None and (_is_not_finite(own) or not not_finite):
         return own
     asking = (
