@@ -10,8 +10,11 @@ from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import TIME_LIMIT, run_page
 
 PAGES = all_pages()
-EACH_NIGHT = {"docs/launching.md", "docs/same-bits.md", "docs/sharding.md"}
-"""Pages that launch several times on several processes, half a minute together; `--more-cases` runs them."""
+EACH_NIGHT = {
+    *("docs/launching.md", "docs/same-bits.md", "docs/sharding.md"),
+    *("docs/hyperparameters.md", "docs/several-machines.md", "docs/trials.md"),
+}
+"""Pages that launch several times, most of them on several processes; `--more-cases` runs them."""
 
 
 @pytest.mark.timeout(2 * TIME_LIMIT)

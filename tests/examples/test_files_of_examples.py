@@ -20,6 +20,7 @@ from tests.examples.ways import EXAMPLES, WAYS, load_example, numbers_in
 from tests.launching import Launch
 
 ONE, TWO = WAYS[:2]
+ONE_AT_NIGHT = pytest.param(ONE, marks=pytest.mark.whole_proof)
 
 
 def share(model: nn.Module, weights: Path, dataset: Any) -> float:
@@ -85,7 +86,7 @@ def test_each_checkpoint_is_a_finished_model(shared_launch: SharedLaunches) -> N
     assert (outputs / "first" / "checkpoint_171_wsd_pre_decay").is_dir()
 
 
-@pytest.mark.parametrize("way", [ONE, TWO])
+@pytest.mark.parametrize("way", [ONE_AT_NIGHT, TWO])
 def test_each_set_is_counted_with_the_best_weights(shared_launch: SharedLaunches, way: str) -> None:
     """The printed shares are those of the saved weights over each set."""
     launched = shared_launch("several_evaluation_sets", way)
@@ -113,7 +114,7 @@ def test_the_best_weights_recognise_the_printed_share(shared_launch: SharedLaunc
         assert f"{share(model, output / 'best.pt', images):.1%}" == f"{printed}%"
 
 
-@pytest.mark.parametrize("way", [ONE, TWO])
+@pytest.mark.parametrize("way", [ONE_AT_NIGHT, TWO])
 def test_the_file_has_each_sample_once_and_the_printed_accuracy(shared_launch: SharedLaunches, way: str) -> None:
     """The digits of the file are those of the test set, in its order, and the printed share is that of its guesses."""
     launched = shared_launch("predict_digits", way)

@@ -15,7 +15,7 @@ from tests.launching import Launch
 
 MOST_CHANGED_LINES = {"trainer": 15, "own": 25}
 EACH_TIME = {"accelerate/tumours", "transformers/classify"}
-"""A script whose loop stays its own, one that becomes a trainer, and their ports; `--whole-proof` trains all."""
+"""The port of a script whose loop stays its own, and that of one that becomes a trainer; `--whole-proof` trains all."""
 KILLED_AFTER = Path(__file__).with_name("killed_after.py")
 
 all_ports = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
@@ -47,6 +47,7 @@ def test_a_page_shows_a_difference_and_the_numbers_of_all(kind: str) -> None:
             assert f"(../../examples/porting/{kind}/{script.name})" in page
 
 
+@pytest.mark.whole_proof
 @pytest.mark.parametrize("port", [one for one in trained_ports if not str(one.id).startswith("lightning")])
 def test_a_script_learns_as_its_port_does(launch: Launch, port: Port) -> None:
     """It ends with a metric between the bounds that hold for the port too; `tests/peers` tries those of Lightning."""

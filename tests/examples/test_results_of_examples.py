@@ -12,6 +12,7 @@ from tests.examples.ways import EXAMPLES, WAYS, load_example, numbers_in
 from tests.launching import Launch
 
 ONE, TWO = WAYS[:2]
+two_ranks_each_time = pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.whole_proof), 2])
 
 
 def test_a_student_learns_from_its_teacher(shared_launch: SharedLaunches) -> None:
@@ -61,7 +62,7 @@ def test_each_stage_trains_more_layers(shared_launch: SharedLaunches) -> None:
     assert shares[-1] > max(80, shares[0])
 
 
-@pytest.mark.parametrize("way", [ONE, TWO])
+@pytest.mark.parametrize("way", [pytest.param(ONE, marks=pytest.mark.whole_proof), TWO])
 def test_the_rate_falls_to_its_end_in_the_last_stage(shared_launch: SharedLaunches, way: str) -> None:
     """Epochs are counted on, the cycle ends with the run, and the full size is recognised better with each stage."""
     output = shared_launch("progressive_resizing", way).output
@@ -92,7 +93,7 @@ def test_the_lowest_of_the_complete_means_is_chosen(shared_launch: SharedLaunche
     assert best == [min(float(mean) for mean, folds in trials if folds == "3")]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@two_ranks_each_time
 def test_pruned_trials_end_early(launch: Launch, ranks: int) -> None:
     """As many runs are stopped early as trials are pruned, and the lowest of the losses of the others is printed."""
     pytest.importorskip("optuna")
@@ -110,7 +111,7 @@ def test_pruned_trials_end_early(launch: Launch, ranks: int) -> None:
     assert 0 < lowest < 2.3
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@two_ranks_each_time
 def test_a_listener_ends_the_training_and_another_one_reports(launch: Launch, ranks: int) -> None:
     """The run ends after the evaluation that found few mistakes, as many as were asked for, and says which."""
     launched = launch(EXAMPLES / "custom_event.py", "--mistakes=40", "--epochs=12", ranks=ranks)
@@ -181,7 +182,7 @@ trainer.print("as by hand")
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@two_ranks_each_time
 def test_metrics_are_those_that_are_counted_by_hand(launch: Launch, ranks: int) -> None:
     """Accuracies and the logged mean are over the 300 test digits, on any number of processes."""
     launched = launch(COUNT_BY_HAND, str(EXAMPLES / "metrics_in_a_subclass.py"), ranks=ranks)
