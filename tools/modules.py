@@ -125,6 +125,7 @@ def table() -> Iterator[str]:
     """The part of the page that is written: the modules of each distribution, their purposes, and their tests."""
     for distribution in sorted(ROOT.glob("packages/*")):
         yield f"\n## {distribution.name}\n\n| module | purpose | tests |\n|---|---|---|\n"
+        of_several = [path for path in test_files() if path.is_relative_to(distribution)]
         for name, path in modules().items():
             if path.is_relative_to(distribution) and path.stem != "__init__":
                 purpose = (
@@ -133,8 +134,16 @@ def table() -> Iterator[str]:
                     .rstrip(".")
                     .replace("``", "`")
                 )
-                tests = ", ".join(f"`{test.name}`" for test in tests_of(name)[:COMMON])
-                yield f"| `{name}` | {purpose} | {tests} |\n"
+                tests = tests_of(name)[:COMMON]
+                of_several = [test for test in of_several if test not in tests]
+                yield f"| `{name}` | {purpose} | {listed(tests)} |\n"
+        if of_several:
+            yield f"\nTests of several modules together: {listed(of_several)}.\n"
+
+
+def listed(tests: list[Path]) -> str:
+    """The names of files."""
+    return ", ".join(f"`{test.name}`" for test in tests)
 
 
 def page() -> str:

@@ -22,12 +22,13 @@ def test_the_page_of_modules_is_current() -> None:
 
 
 def test_the_page_names_each_module_with_a_purpose_and_tests() -> None:
-    """A module cannot be without a docstring, or without tests."""
+    """A module cannot be without a docstring, or without tests, nor the tests of a distribution without a place."""
     page = modules.PAGE.read_text()
     rows: list[tuple[str, str, str]] = re.findall(r"^\| `([\w.]+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
     files = {name for name in modules.modules() if not name.endswith("__init__")}
     assert Counter(name for name, _, _ in rows) == Counter(files)
     assert [name for name, purpose, tests in rows if not purpose or not tests] == []
+    assert [path.name for path in ROOT.glob("packages/*/tests/**/test_*.py") if f"`{path.name}`" not in page] == []
 
 
 def test_tests_of_a_change_are_found_by_name_and_by_import() -> None:
