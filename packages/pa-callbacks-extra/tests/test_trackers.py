@@ -337,7 +337,7 @@ NOT_INSTALLED = next(name for name in known_trackers() if name not in installed_
         ({"names": "tensorbord"}, ConfigurationError, "no tracker 'tensorbord'.*tensorboard"),
         ({"names": []}, ConfigurationError, "without a name"),
         ({"names": ["tensorboard", NOT_INSTALLED]}, UnsupportedConfigurationError, f"pip install {NOT_INSTALLED}"),
-        ({"init_kwargs": {"wandb": {}}}, ConfigurationError, "init_kwargs for 'wandb'"),
+        ({"init_kwargs": {"wandb": {}}}, ConfigurationError, "init_kwargs names 'wandb'"),
         ({"init_kwargs": {"tensorboard": {"key": "secret"}}}, ConfigurationError, "key; TypeError: .*'key'"),
         (
             {"init_kwargs": {"tensorboard": {"key": "secret"}}, "run_ids": {"tensorboard": "run 7"}},

@@ -146,7 +146,7 @@ def test_a_state_of_a_larger_model_is_an_error() -> None:
         ({"epochs_per_stage": 0}, ValueError, r"epochs_per_stage=0.*at least 1"),
         ({"epochs_per_stage": 1.5}, TypeError, r"epochs_per_stage: 1.5.*Expected: an integer"),
         ({"epochs_per_stage": True}, TypeError, r"epochs_per_stage: True"),
-        ({"stages": {}}, ValueError, r"without an epoch.*Pass at least one stage"),
+        ({"stages": {}}, ValueError, r"without an epoch.*Pass at least a stage"),
         ({"stages": {0: 1}}, ValueError, r"epoch 0.*from 1"),
         ({"stages": {2.5: 1}}, TypeError, r"an epoch of stages: 2.5"),
         ({"stages": {2: "head"}}, TypeError, r"'head'.*Expected: an integer"),

@@ -92,7 +92,7 @@ def test_each_group_has_its_own_learning_rate() -> None:
         *((0.01, 1), (0.02, 2), (0.04, 2), (0.08, 2)),
         (0.16, 4),
     ]
-    with pytest.raises(ValueError, match=r"Expected: 5, one for each layer group"):
+    with pytest.raises(ValueError, match=r"Expected: 5, a rate for each layer group"):
         freezer.get_parameter_groups([0.1, 0.2, 0.3])
 
 

@@ -158,7 +158,7 @@ def test_rates_are_scaled_as_in_groups_of_timm() -> None:
 def test_groups_of_timm_without_some_parameters_are_refused() -> None:
     """As they are made of a model that is partly frozen already."""
     model = WithNorms()
-    with pytest.raises(ValueError, match=r"body.1.weight, one of 3 parameters .* before anything is frozen"):
+    with pytest.raises(ValueError, match=r"body.1.weight, one of 3 parameters .* before you freeze it"):
         ModelFreezer(model).get_parameter_groups(0.1, timm_groups=groups_of_timm(model))
 
 

@@ -269,8 +269,8 @@ def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
         ({"num_cooldown_epochs": -1}, "num_cooldown_epochs must be .* got -1"),
         ({"num_warmup_epochs": 3, "num_cooldown_epochs": 3}, "num_warmup_epochs=3, num_cooldown_epochs=3"),
         ({"num_warmup_epochs": 6}, "total_num_epochs=5"),
-        ({"lr_min": 0.7}, "lr_min=0.7 for a group with lr=0.5"),
-        ({"num_warmup_epochs": 1, "warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 for a group with lr=0.5"),
+        ({"lr_min": 0.7}, "lr_min=0.7 and lr=0.5"),
+        ({"num_warmup_epochs": 1, "warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 and lr=0.5"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -251,7 +251,7 @@ def test_an_initial_checkpoint_needs_a_continuation(tmp_path: Path) -> None:
     Run(WSDCheckpointCallback(tmp_path / "old")).train(2, schedule())
     state = tmp_path / "old" / "checkpoint_7_wsd_pre_decay"
 
-    refuse(Run(WSDCheckpointCallback(tmp_path, initial_checkpoint=state)), schedule(), "instead of continuing")
+    refuse(Run(WSDCheckpointCallback(tmp_path, initial_checkpoint=state)), schedule(), "not continue")
     missing = WSDCheckpointCallback(tmp_path, initial_checkpoint=tmp_path / "missing.pt")
     refuse(Run(missing), continuation, r"missing\.pt")
 

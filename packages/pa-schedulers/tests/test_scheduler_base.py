@@ -284,7 +284,7 @@ def test_the_state_of_something_else_is_refused() -> None:
     without_values = {name: value for name, value in before.items() if name != "param_group_values"}
 
     for state in (of_weight_decay, of_torch, of_one_group, without_values, {}):
-        with pytest.raises(ConfigurationError, match=r"state_dict\(\) returned|state of 1 groups|Leave it out"):
+        with pytest.raises(ConfigurationError, match=r"state_dict\(\) did not return|state has 1 groups|Leave it out"):
             scheduler.load_state_dict(state)
 
     assert scheduler.state_dict() == before
@@ -342,9 +342,9 @@ def test_a_state_with_other_groups_is_refused_with_the_order_to_do_it_in() -> No
     larger.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
     before = scheduler.state_dict()
 
-    with pytest.raises(ValueError, match=r"A state of 3 groups .* with 2\. Call optimizer.add_param_group"):
+    with pytest.raises(ValueError, match=r"state has 3 groups, .* has 2\. Call optimizer.add_param_group"):
         scheduler.load_state_dict(larger.state_dict())
-    with pytest.raises(ValueError, match=r"A state of 2 groups .* with 3\. Load the state first"):
+    with pytest.raises(ValueError, match=r"state has 2 groups, .* has 3\. Load the state first"):
         larger.load_state_dict(before)
 
     assert scheduler.state_dict() == before
@@ -371,7 +371,7 @@ def test_the_state_of_another_class_is_refused() -> None:
     scheduler = CosineLrScheduler(two_groups(), 10, 10)
     before = scheduler.state_dict()
 
-    with pytest.raises(ValueError, match=r"CosineLrScheduler\.state_dict.* which has 'k_decay'"):
+    with pytest.raises(ValueError, match=r"CosineLrScheduler\.state_dict.* lacks 'k_decay'"):
         scheduler.load_state_dict(Milestones(two_groups()).state_dict())
 
     assert scheduler.state_dict() == before

@@ -389,8 +389,8 @@ def test_a_continuation_refuses_the_state_of_something_else() -> None:
         ({"lr_min": 0.0, "use_inverse_sqrt_decay": False}, "lr_min must be above 0 with use_inverse_sqrt_decay=False"),
         ({"total_steps": None, "num_epochs": 0.5, "num_update_steps_per_epoch": 3}, "steps_per_epoch must .* 1.5"),
         ({"warmup_starting_lr": -1.0}, "warmup_starting_lr must be .* got -1.0"),
-        ({"warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 for a group with lr=0.5"),
-        ({"warmup_starting_lr": 0.7, "num_warmup_steps": 5}, "warmup_starting_lr=0.7 for a group with lr=0.5"),
+        ({"warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 and lr=0.5"),
+        ({"warmup_starting_lr": 0.7, "num_warmup_steps": 5}, "warmup_starting_lr=0.7 and lr=0.5"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -138,7 +138,7 @@ def test_a_checkpoint_is_named_by_its_uuid_or_its_path(tmp_path: Path, monkeypat
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     """It is told where it was looked for; the folder of all checkpoints, a likely mistake, is told from damage."""
     saved(TinyTrial, tmp_path)
-    for name, text in (("no-such-checkpoint", "no-such-checkpoint"), (tmp_path, "but is not one")):
+    for name, text in (("no-such-checkpoint", "no-such-checkpoint"), (tmp_path, "but is not a checkpoint")):
         _, error = fit_and_fail(
             TinyTrial, tmp_path, CheckpointNotFound, text, max_length=Batch(4), latest_checkpoint=name
         )

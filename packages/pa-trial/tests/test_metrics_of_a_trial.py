@@ -229,4 +229,6 @@ def test_nothing_to_validate_on(shared_tmp_path: Path) -> None:
     """An empty loader is a RuntimeError on all processes."""
     empty = DataLoader(TensorDataset(NUMBERS[:1]), batch_size=2, drop_last=True)
     trial_class = variant(Numbers, build_validation_data_loader=returning(empty))
-    fit_and_fail(trial_class, shared_tmp_path, RuntimeError, "nothing to validate on", max_length=Batch(1))
+    fit_and_fail(
+        trial_class, shared_tmp_path, RuntimeError, "validation data loader has no batches", max_length=Batch(1)
+    )

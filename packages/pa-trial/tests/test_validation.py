@@ -96,7 +96,7 @@ def test_evaluate_batch_with_other_arguments(evaluate_batch: Any, names: set[str
 )
 def test_exactly_one_way_to_validate(trial_class: type[TinyTrial], tmp_path: Path) -> None:
     """It is refused when fit starts."""
-    fit_and_fail(trial_class, tmp_path, InvalidExperimentException, "exactly one way", max_length=Batch(1))
+    fit_and_fail(trial_class, tmp_path, InvalidExperimentException, "exactly one of", max_length=Batch(1))
     assert issubclass(InvalidExperimentException, Exception)
 
 
@@ -179,7 +179,7 @@ def test_any_single_number_can_be_watched(value: Any) -> None:
 @pytest.mark.parametrize("value", ["good", None, [1.0, 2.0], {"x": 1}])
 def test_other_values_cannot_be_watched(value: Any) -> None:
     """The TypeError names the metric."""
-    with pytest.raises(TypeError, match="'a', which should find the best checkpoint, is not a single number"):
+    with pytest.raises(TypeError, match="'a', which decides on the best checkpoint, is not a single number"):
         WatchedMetric("a", TrialProgress()).record({"a": value})
 
 

@@ -1,4 +1,4 @@
-"""Ending a run that no longer makes progress."""
+"""Ends a run that no longer makes progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, require_watchable, r
 class EarlyStoppingCallback(TrainerCallback):
     """Ends the run when a metric has not improved for some epochs.
 
-    The first epoch sets the best value. A later one is an improvement if it is better than the best value by at least
-    the threshold; the distance is measured from the best value, not from the epoch before, so slow progress in small
-    steps counts as soon as it has added up. NaN is never an improvement.
+    Use it if you do not know how many epochs a model needs: pass a large ``num_epochs``, and keep the best weights with
+    ``SaveBestModelCallback``. The first epoch sets the best value. A later epoch improves on it if its value is better
+    by at least the threshold. The distance is measured from the best value, not from the epoch before, so slow
+    progress in small steps counts as soon as it has added up. NaN is never an improvement.
 
     Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not
     count: the patience is then a number of evaluations.
@@ -28,7 +29,7 @@ class EarlyStoppingCallback(TrainerCallback):
             ignores the noise of a loss that has levelled off.
         watch_metric: The metric to watch, by its name in the run history.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
-            the metric is called like one to maximise, such as an accuracy, a warning says so.
+            the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
             on the runs before it. The epochs without an improvement are counted from 0 in each run; only a run
             that continues from a training state keeps the best value and the count of that state.
@@ -38,7 +39,7 @@ class EarlyStoppingCallback(TrainerCallback):
         epochs_without_improvement: The number of epochs since then.
 
     Raises:
-        ConfigurationError: The patience is less than one epoch, or the threshold is negative.
+        ConfigurationError: The patience is less than 1 epoch, or the threshold is negative or not finite.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -69,8 +70,8 @@ class EarlyStoppingCallback(TrainerCallback):
             )
         if not 0 <= early_stopping_threshold < math.inf:
             raise ConfigurationError(
-                f"early_stopping_threshold must be a finite number >= 0, got {early_stopping_threshold!r}; "
-                "greater_is_better says its direction."
+                f"early_stopping_threshold must be a finite number >= 0, got {early_stopping_threshold!r}. "
+                "Set the direction with greater_is_better."
             )
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
@@ -82,7 +83,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Start to count, and forget the best value of earlier runs, if configured to."""
+        """Start to count, and forget the best value of earlier runs unless ``reset_on_train`` is False."""
         require_watchable(trainer, self.watch_metric)
         self.epochs_without_improvement = 0
         if self.reset_on_train:

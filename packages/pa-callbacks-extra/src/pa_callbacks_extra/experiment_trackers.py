@@ -1,4 +1,4 @@
-"""Open, log to and finish the experiment trackers that accelerate knows, such as TensorBoard."""
+"""Opens, logs to and finishes the experiment trackers that accelerate supports, such as TensorBoard."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -32,13 +32,16 @@ __all__ = [
 ]
 
 _LARGEST_EXACT_INTEGER = 2**53
-"""Trackers store numbers in double precision: of a larger one, such as a seed, they would keep the first digits."""
+"""Trackers store numbers in double precision: of a larger integer, such as a seed, they would keep the first digits."""
 _DIMENSIONS_OF_GREY = 2
 _NUMBERS_OF_CHANNELS = (1, 3, 4)
 
 
 def known_trackers() -> tuple[str, ...]:
-    """Return the names of the trackers that can be opened, once their packages are installed.
+    """Return the names of the trackers that this module can open if their packages are installed.
+
+    Returns:
+        Names such as ``"tensorboard"`` and ``"wandb"``.
 
     Example:
         >>> "tensorboard" in known_trackers()
@@ -50,7 +53,7 @@ def known_trackers() -> tuple[str, ...]:
 
 
 def installed_trackers() -> tuple[str, ...]:
-    """Return the ones whose package is installed; a tracker that a program registers itself counts as such."""
+    """Return the names of the trackers whose packages are installed, and of those that a program registered itself."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
     from accelerate.utils import LoggerType
 
@@ -63,14 +66,16 @@ def installed_trackers() -> tuple[str, ...]:
 def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     """Check that trackers can be opened, without opening them.
 
+    Call it early in a script, so that a missing package ends the script before the data is loaded.
+
     Args:
-        names: One name or several.
+        names: A name or several names of ``known_trackers()``.
 
     Returns:
         The names, each once.
 
     Raises:
-        ConfigurationError: There is no such tracker, or no name at all.
+        ConfigurationError: A name is unknown, or no name is given.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
     Example:
@@ -97,19 +102,20 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class ExperimentTrackers:
-    """Trackers that are open, as ``open_trackers`` returns them.
+    """Open trackers, as ``open_trackers`` returns them: log to them, and finish them at the end.
 
-    Only the first process of a run has them. On the others, ``names`` and ``run_ids`` are empty and every method does
-    nothing, so that a script need not check which process it is.
+    Use it in a custom loop; ``TrackerCallback`` does the same for a trainer. Only the first process of a run opens
+    trackers. On the others, ``names`` and ``run_ids`` are empty and every method does nothing, so a script need not
+    check which process it is.
 
     Args:
         trackers: The trackers by their names.
-        run_ids: What is known of their runs.
-        unsettled: What the ``unsettled`` of the trackers before returned, if these continue their runs.
+        run_ids: The identifiers of their runs, by the names of the trackers.
+        unsettled: For runs that continue, the return value of ``unsettled()`` of the trackers before.
 
     Attributes:
-        run_ids: What names the run in each of the trackers that can continue it; for ``open_trackers``.
-        is_open: Whether they are not finished yet.
+        run_ids: The identifier of the run in each tracker that can continue it; pass them to ``open_trackers``.
+        is_open: Whether ``finish`` was not called yet.
 
     Example:
         >>> import tempfile
@@ -146,68 +152,69 @@ class ExperimentTrackers:
         return tuple(self._trackers)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values.
+        """Record numbers at a step.
 
         Args:
             values: Numbers by their names.
-            step: The place on the x axis, in optimizer updates; never less than in the call before.
+            step: The place on the x axis, in optimizer updates; at least the step of the call before.
         """
         for tracker in self._trackers.values():
             tracker.log(dict(values), step=step)
         self._recent.add(step, values)
 
     def settle(self) -> None:
-        """Wait until everything is written that was recorded, in MLflow with its asynchronous logging.
+        """Wait until MLflow has written everything that it logs asynchronously.
 
-        Other trackers have no way to wait; ``unsettled`` returns what they may not have written.
+        Other trackers have no way to wait; ``unsettled`` returns the values that they may not have written.
         """
         if self.is_open:
             for known in self._known:
                 known.settle()
 
     def unsettled(self) -> list[tuple[int, dict[str, float]]]:
-        """Return what a tracker may not have written yet, and would lose if this process were killed now.
+        """Return the values that trackers may not have written yet, and would lose if this process were killed now.
+
+        Save them with a checkpoint, and pass them to ``open_trackers`` when you resume from it.
 
         Returns:
-            Steps and the values recorded at them, in their order; for ``open_trackers``. Nothing once the trackers are
-            finished.
+            Steps and the values recorded at them, in their order. Empty once the trackers are finished.
         """
         return [(step, values) for step, values in self._recent.reports()] if self.is_open else []
 
     def log_image(self, name: str, image: Tensor, step: int) -> None:
-        """Record an image, in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; needs pillow.
+        """Record an image in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; needs pillow.
 
         Args:
-            name: What the trackers call the image. The images of all steps are shown together.
-            image: Of shape ``(channels, height, width)`` with one, three or four channels, or ``(height, width)``, on
-                any device: floats from 0 to 1, what is beyond being cut off, or bytes.
-            step: As for ``log``.
+            name: The name of the image in the trackers. Images of several steps with the same name are shown together.
+            image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
+                any device: floats from 0 to 1 (others are clipped), or bytes.
+            step: The place on the x axis, as for ``log``.
 
         Raises:
-            ConfigurationError: The tensor is not such an image.
-            UnsupportedConfigurationError: A tracker is another one; ``native`` gives you its own object.
+            ConfigurationError: The tensor does not have such a shape or type.
+            UnsupportedConfigurationError: An open tracker is not one of these five; ``native`` returns its own object.
         """
         for tracker_name, tracker in self._trackers.items():
             if tracker_name not in WELL_KNOWN:
                 raise UnsupportedConfigurationError(
-                    f"It is not known how {tracker_name!r} takes images. Use what native({tracker_name!r}) returns."
+                    f"log_image does not support {tracker_name!r}. Log the image with native({tracker_name!r})."
                 )
             WELL_KNOWN[tracker_name].log_image(tracker.tracker, name, _pixels(image), step)
 
     def native(self, name: str) -> Any:
-        """Return the object of a tracker's own package, for figures, text, audio, tables and all else that it takes.
+        """Return the object of a tracker's own package, for figures, text, audio, tables and anything else.
 
-        That is the ``SummaryWriter`` of TensorBoard, the ``Run`` of Weights & Biases or Trackio, the ``ActiveRun`` of
+        It is the ``SummaryWriter`` of TensorBoard, the ``Run`` of Weights & Biases or Trackio, or the ``ActiveRun`` of
         MLflow.
 
         Args:
-            name: The tracker.
+            name: The name of an open tracker.
 
         Returns:
-            The object; None on processes other than the first, which have none.
+            The object; None on processes other than the first.
 
         Raises:
-            ConfigurationError: This tracker is not among those that were opened.
+            ConfigurationError: The tracker is not open.
         """
         if name in self._trackers:
             return self._trackers[name].tracker
@@ -218,7 +225,7 @@ class ExperimentTrackers:
         return None
 
     def store_config(self, config: Mapping[str, object]) -> None:
-        """Record what the run was started with, in the form of ``flatten_config``; once in a run.
+        """Record the settings of a run, flattened by ``flatten_config``; call it once in a run.
 
         Args:
             config: Settings by their names.
@@ -227,11 +234,14 @@ class ExperimentTrackers:
             tracker.store_init_configuration(dict(flatten_config(config)))
 
     def finish(self) -> None:
-        """Write what is left and end the runs, each even if another one fails; does nothing the second time."""
+        """Write everything that is left and end the runs; an error of a tracker does not keep the others open.
+
+        A second call does nothing.
+        """
         self._finish(self._trackers)
 
     def _finish_at_exit(self) -> None:
-        """Leave Weights & Biases to itself: it knows by then whether the script has failed."""
+        """Leave out Weights & Biases, which knows at exit whether the script has failed, and reports it."""
         self._finish(name for name in self._trackers if name != "wandb")
 
     def _finish(self, names: Iterable[str]) -> None:
@@ -254,39 +264,52 @@ def open_trackers(
     last_step: int = 0,
     unsettled: Sequence[tuple[int, Mapping[str, float]]] = (),
 ) -> ExperimentTrackers:
-    """Open trackers on the first process; every process may call this.
+    """Open trackers on the first process, for a custom loop; every process may call this.
 
     Trackers that are still open when Python ends are finished then.
 
-    A process that is killed leaves runs that lack what the trackers had not written, and that have what it recorded
-    after its last training state. With ``unsettled`` and ``last_step`` of that state, the runs get what they lack. What
-    MLflow and the local database of Trackio have is not recorded a second time, unless the values differ by more than
-    0.1 percent, as they do after a change of settings.
+    If a process is killed, its runs lack the values that the trackers had not written, and contain values recorded
+    after its last checkpoint. Pass ``unsettled`` and ``last_step`` of that checkpoint, and the missing values are sent
+    again. Values that MLflow and the local database of Trackio already have are not recorded a second time, unless they
+    differ by more than 0.1 percent, as they do after a change of settings.
 
     Args:
-        names: One name or several of ``known_trackers``.
-        project_name: What the trackers call the project. For TensorBoard it is a folder in ``logging_dir``.
+        names: A name or several names of ``known_trackers()``.
+        project_name: The name of the project in the trackers. For TensorBoard it is a folder in ``logging_dir``.
         logging_dir: The folder of trackers that write files; ``tensorboard --logdir runs`` shows the default.
-        config: What the run was started with, in any form that ``flatten_config`` takes. Runs that continue in MLflow
-            and TensorBoard have it already.
+        config: Settings to record, in any form that ``flatten_config`` supports. They are not recorded again in MLflow
+            and TensorBoard when a run continues.
         init_kwargs: For each tracker by its name, further arguments, which override the defaults.
         run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, SwanLab,
             TensorBoard, Trackio and Weights & Biases. Others begin a new run.
-        last_step: For resumed runs, the last step that belongs to them. What was recorded for later ones before
-            an interruption is recorded again; TensorBoard leaves out the first recording.
-        unsettled: For resumed runs, what the ``unsettled`` of the trackers before returned. The trackers that write
-            late, which are SwanLab, Trackio and Weights & Biases, are sent what they may lack of it.
+        last_step: For resumed runs, the last step that belongs to them. Values of later steps that were recorded before
+            an interruption are recorded again; TensorBoard then hides the first recording.
+        unsettled: For resumed runs, the return value of ``unsettled()`` of the trackers before. SwanLab, Trackio and
+            Weights & Biases, which write late, are sent the values that they may lack.
+
+    Returns:
+        The open trackers.
 
     Raises:
         ConfigurationError: A name is wrong, or a tracker rejects its arguments.
         UnsupportedConfigurationError: The package of a tracker is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder, config={"lr": 0.1})
+        ...     for step, loss in enumerate([0.5, 0.25], start=1):
+        ...         trackers.log({"train/loss": loss}, step=step)
+        ...     trackers.finish()
     """
     names = require_trackers(names)
     if others := ", ".join(repr(name) for name in init_kwargs if name not in names):
-        raise ConfigurationError(f"There are init_kwargs for {others}, and the trackers are {', '.join(names)}.")
+        raise ConfigurationError(
+            f"init_kwargs names {others}, but the trackers are {', '.join(names)}. Correct the names."
+        )
     trackers: dict[str, TrackerLike] = {}
     ids: dict[str, str] = {}
-    connect()  # where no trainer has
+    connect()  # a trainer would have done it
     with ExitStack() as opened:
         for name in names if rank() == 0 else ():
             known = WELL_KNOWN.get(name)
@@ -311,14 +334,14 @@ def _catch_up(
     last_step: int,
     unsettled: Sequence[tuple[int, Mapping[str, float]]],
 ) -> TrackerLike:
-    """Send a run what it lacks of the last reports, and return a tracker that sends it nothing twice."""
+    """Send a run the reports that it lacks, and return a tracker that sends no report twice."""
     since = min([last_step, *(step for step, _ in unsettled)])
     try:
         recorded = RecordedPoints(known.points(tracker.tracker, since))
-    except Exception as error:  # of any kind, from a package or a server that is not ours
+    except Exception as error:  # packages and servers of others raise errors of any class
         warn_user(
-            f"What the tracker {name!r} has of this run cannot be read ({error}). Points around step {last_step} may "
-            "be there twice, or be missing if the process before was killed."
+            f"The points of this run in the tracker {name!r} cannot be read ({error}). Around step {last_step}, points "
+            "may be there twice, or be missing if the process before was killed."
         )
         return tracker
     continued = WithoutRepeats(tracker, recorded)
@@ -330,12 +353,12 @@ def _catch_up(
 
 
 def _pixels(image: Tensor) -> Any:
-    """The bytes of an image as an array of shape ``(height, width, 3 or 4)``, which every tracker takes."""
+    """The bytes of an image as an array of shape ``(height, width, 3 or 4)``, which every tracker supports."""
     channels_first = image.detach()[None] if image.dim() == _DIMENSIONS_OF_GREY else image.detach()
     if channels_first.dim() != _DIMENSIONS_OF_GREY + 1 or len(channels_first) not in _NUMBERS_OF_CHANNELS:
         raise ConfigurationError(
-            f"A tensor of shape {tuple(image.shape)} is not one image. Pass (channels, height, width) with 1, 3 or 4 "
-            "channels, or (height, width); torchvision.utils.make_grid makes one image of a batch."
+            f"A tensor of shape {tuple(image.shape)} is not an image. Pass (channels, height, width) with 1, 3 or 4 "
+            "channels, or (height, width); torchvision.utils.make_grid makes an image of a batch."
         )
     if image.is_floating_point():
         channels_first = (channels_first.float().clamp(0, 1) * 255).round()
@@ -357,7 +380,7 @@ def _start(
     except Exception as error:
         raise ConfigurationError(
             f"The tracker {name!r} cannot be opened.",
-            # without their values, among which may be keys that are nobody's business
+            # without their values, which may contain secret keys
             given=f"project_name={project_name!r}, logging_dir={str(logging_dir)!r}, {', '.join(kwargs) or 'no more'}; "
             f"{type(error).__name__}: {error}",
             do=f"Correct the arguments, or init_kwargs[{name!r}]; see the error above.{again}",
@@ -365,13 +388,16 @@ def _start(
 
 
 def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float | str]:
-    """Return settings in the form that every tracker takes: one level, with numbers, truth values and text.
+    """Return settings as a flat dictionary of numbers, booleans and text, which every tracker supports.
 
     The items of nested mappings are named ``outer.inner``. Anything else, None and lists included, becomes text, and
-    so do integers that double precision cannot hold, such as seeds.
+    so do integers that double precision cannot hold, such as large seeds.
 
     Args:
         config: Settings by their names.
+
+    Returns:
+        The flat settings.
 
     Example:
         >>> flatten_config({"epochs": 2, "loader": {"shuffle": True, "sampler": None}, "size": (8, 8)})
@@ -390,17 +416,17 @@ def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float
 
 
 def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
-    """Start a tracker of accelerate without an Accelerator; to be called on the first process only.
+    """Start a tracker of accelerate without an Accelerator, on the first process only.
 
     Args:
-        name: One of ``installed_trackers``.
-        project_name: What the tracker calls the project.
+        name: A name of ``installed_trackers()``.
+        project_name: The name of the project in the tracker.
         logging_dir: The folder of trackers that write files.
         kwargs: Further arguments of the tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    connect()  # the tracker asks which process this is, and would not look for others
+    connect()  # the tracker reads the rank of this process, and would not connect the processes
     tracker_class: Any = LOGGER_TYPE_TO_CLASS[name]
     folder = (str(logging_dir),) if tracker_class.requires_logging_directory else ()
     tracker = tracker_class(project_name, *folder, **kwargs)

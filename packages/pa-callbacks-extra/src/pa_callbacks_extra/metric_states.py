@@ -1,4 +1,4 @@
-"""States of torchmetrics' metrics: captured, restored, and computed over all processes."""
+"""Captures and restores the states of torchmetrics' metrics, and computes them over all processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 MetricStates: TypeAlias = dict[str, dict[str, Any]]
-"""For each metric by its path: how often it was updated, and its states on the CPU."""
+"""For each metric by its path: the number of its updates, and its states on the CPU."""
 
 
 def take_out(metrics: MetricCollection) -> MetricStates:
-    """Return a copy of what the metrics of this process have accumulated.
+    """Return a copy of the states that the metrics of this process have accumulated.
 
     Example:
         >>> from torchmetrics import MetricCollection
@@ -47,7 +47,7 @@ def take_out(metrics: MetricCollection) -> MetricStates:
 
 
 def fits(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether states were taken out of such metrics."""
+    """Whether the states belong to metrics like these."""
     of_metrics = {path: metric.metric_state.keys() for path, metric in _walk(metrics)}
     return of_metrics == {path: copied["states"].keys() for path, copied in taken.items()}
 
@@ -60,7 +60,7 @@ def put_back(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) 
 
 def has_samples(taken: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether the metrics had been updated when their states were taken out."""
-    # A metric that has others inside may count otherwise, ClasswiseWrapper from 1.
+    # A metric that wraps another may count differently; ClasswiseWrapper counts from 1.
     innermost = [path for path in taken if not any(other.startswith(f"{path}.") for other in taken)]
     return any(taken[path]["updates"] for path in innermost)
 
@@ -68,14 +68,14 @@ def has_samples(taken: Mapping[str, Mapping[str, Any]]) -> bool:
 def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricStates] = ()) -> dict[str, Any]:
     """Compute the metrics over the samples of all processes; every process must call this.
 
-    Usually torchmetrics does that by itself. It exchanges states one by one, and of some metrics each entry of a list,
-    and cannot where a process had fewer batches or entries than another one, or none: that process would wait, or send
-    what the others cannot read. It leaves out entries other than tensors. Then all states are exchanged as a whole
-    here, and reduced as torchmetrics would.
+    Usually torchmetrics does that by itself. It exchanges states in turn, and for some metrics each entry of a list in
+    turn. That fails if a process had fewer batches or entries than another: the process would wait, or send
+    data that the others cannot read. Torchmetrics also leaves out entries other than tensors. In these cases, all
+    states are exchanged together here, and reduced as torchmetrics would.
 
     Args:
         metrics: The metrics of this process.
-        earlier: States that belong to the same samples, the same ones on every process: the states of the processes of
+        earlier: States that belong to the same samples, identical on every process: the states of the processes of
             an interrupted run.
     """
     if not earlier and (num_processes() == 1 or _can_be_exchanged_one_by_one(metrics)):
@@ -87,12 +87,12 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 
 
 def _can_be_exchanged_one_by_one(metrics: MetricCollection) -> bool:
-    """Whether torchmetrics can exchange the states, as far as can be told from them; every process must call this."""
+    """Whether torchmetrics can exchange the states, judging by the states; every process must call this."""
     kinds = [
         (metric.update_count, [_kinds_of_entries(state) for state in metric.metric_state.values()])
         for _, metric in _walk(metrics)
     ]
-    # A digest is all that the processes tell each other about a list with an entry for each of their samples.
+    # A list may have an entry for each sample, so the processes exchange only a digest of it.
     own = hashlib.sha256(repr(kinds).encode()).digest()
     has_tensors_alone = not any("object" in entries for _, states in kinds for entries in states)
     return all(other == (own, True) for other in gather_objects((own, has_tensors_alone)))
@@ -104,24 +104,24 @@ def _kinds_of_entries(state: object) -> list[str]:
 
 
 def keep_apart(metrics: MetricCollection) -> None:
-    """Have each metric of a collection updated alone, unless the collection was told which of them share their states.
+    """Make a collection update each of its metrics, unless the collection was told which metrics share their states.
 
-    By default torchmetrics takes metrics for the same ones whose states are equal after the first update.
+    By default, torchmetrics lets metrics share their states if these are equal after the first update.
 
     Args:
-        metrics: Collections within its metrics are meant too.
+        metrics: The metrics. Collections nested in them are changed too.
     """
     from torchmetrics import MetricCollection
 
     for module in metrics.modules():
-        if isinstance(module, MetricCollection) and module._enable_compute_groups is True:  # pyright: ignore[reportPrivateUsage]  # it can be passed, and not be set
+        if isinstance(module, MetricCollection) and module._enable_compute_groups is True:  # pyright: ignore[reportPrivateUsage]  # only the constructor sets it publicly
             module._enable_compute_groups = False  # pyright: ignore[reportPrivateUsage]  # the same
             module._groups_checked = False  # pyright: ignore[reportPrivateUsage]  # the same
             module._init_compute_groups()  # pyright: ignore[reportPrivateUsage]  # the same
 
 
 def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:
-    """Give each metric the states of several processes together, and keep it from exchanging them again."""
+    """Give each metric the combined states of several processes, and keep it from exchanging them again."""
     for path, metric in _walk(metrics):
         reductions = cast("dict[str, Callable[[Any], Any] | None]", metric._reductions)  # pyright: ignore[reportPrivateUsage]  # no public way
         states = {
@@ -133,7 +133,7 @@ def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:
 
 
 def _reduced(parts: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """Put the states of several processes together: lists are concatenated, tensors are stacked."""
+    """Combine the states of several processes: lists are concatenated, tensors are stacked."""
     together: Any = [item for part in parts for item in part] if isinstance(parts[0], list) else torch.stack(parts)
     return together if reduction is None or len(together) == 0 else reduction(together)
 
@@ -145,8 +145,8 @@ def _is_not_distributed() -> bool:
 def _set(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
     for name, state in states.items():
         setattr(metric, name, _copied(state, metric.device))
-    metric._update_count = updates  # pyright: ignore[reportPrivateUsage]  # what asks for it has no other way
-    metric._computed = None  # pyright: ignore[reportPrivateUsage]  # the value of other states
+    metric._update_count = updates  # pyright: ignore[reportPrivateUsage]  # no public way
+    metric._computed = None  # pyright: ignore[reportPrivateUsage]  # it was computed from other states
 
 
 def _copied(state: object, device: torch.device) -> Any:
@@ -160,7 +160,7 @@ def _copied(state: object, device: torch.device) -> Any:
 
 
 def _walk(metrics: MetricCollection) -> Iterator[tuple[str, Metric]]:
-    """Each metric with its path, wrapped ones included."""
+    """Yield each metric with its path, including wrapped metrics."""
     from torchmetrics import Metric
 
     modules = cast("Iterator[tuple[str, torch.nn.Module]]", metrics.named_modules())

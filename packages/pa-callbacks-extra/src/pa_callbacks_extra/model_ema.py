@@ -22,29 +22,32 @@ ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=T
 
 
 class ModelEma(nn.Module, Generic[ModelT_co]):
-    """A copy of a model whose weights are the exponential moving average of the model's.
+    """A copy of a model whose weights are the exponential moving average of the model's weights.
+
+    Averaged weights often generalise better than the last weights, and change less from epoch to epoch. In a custom
+    loop, call ``update`` after each optimizer update; for a trainer, use ``ModelEmaCallback``.
 
     Each update moves every parameter and every floating-point buffer of the copy to
-    ``decay * average + (1 - decay) * value``, in one fused pass without temporaries. Tied weights are averaged
-    once. Frozen weights are averaged like all others, so that they may be unfrozen at any time. Tensors of whole
-    numbers, such as the counters of batch norm layers, are copied, and so are tensors that hold infinities when the
-    average is made, such as attention masks, which have no average.
+    ``decay * average + (1 - decay) * value``, in a fused pass without temporaries. Tied weights are averaged
+    once. Frozen weights are averaged like all others, because they may be unfrozen at any time. Tensors of whole
+    numbers, such as the counters of batch norm layers, are copied. So are tensors that hold infinities when the
+    average is made, such as attention masks, because they have no average.
 
     The average is kept in the precision of the weights, but at least in float32: in bfloat16, whose numbers
     are 0.4 % apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is
-    therefore a model in float32 of twice its size, and an update takes a temporary as large as one of its tensors.
-    ``applied_to`` evaluates and saves it in the precision of the model.
+    therefore a model in float32 of twice its size, and an update needs a temporary as large as the largest tensor.
+    ``applied_to`` evaluates and saves the average in the precision of the model.
 
     If the model is sharded, each process averages its shards, without an exchange. Every process must make the average,
-    and enter ``applied_to``. The copy then has the weights and not the code of the model, and cannot be called.
+    and enter ``applied_to``. The copy then has the weights but not the code of the model, and cannot be called.
 
-    Calling this module calls the copy, which is in eval mode and not trainable. Its state dict has the average and
+    Calling this module calls the copy, which is in eval mode and not trainable. Its state dict contains the average and
     everything that the next updates depend on.
 
     Args:
         model: The model. Distributed or compiled wrappers are not copied. Make the
-            average before layers are converted to ``SyncBatchNorm``, so that the copy has the original ones.
-        decay: How much of the average each update keeps, from 0 (the copy is the model) to 1 (it never
+            average before layers are converted to ``SyncBatchNorm``, so that the copy has the original layers.
+        decay: The fraction of the average that each update keeps, from 0 (the copy follows the model) to 1 (it never
             changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits long
             trainings.
         warm_up: Whether the decay is lower at first, so that the untrained weights are soon forgotten: update ``n``,
@@ -58,7 +61,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         num_updates: The number of updates so far.
 
     Raises:
-        ConfigurationError: The decay is not between 0 and 1.
+        ConfigurationError: The decay is not between 0 and 1, or the model has lazy modules without shapes.
 
     Example:
         >>> import torch
@@ -85,7 +88,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         inner = unwrap_model(model, keep_torch_compile=False)
         if is_lazy(inner):
             raise ConfigurationError(
-                "The model has parameters without a shape, of which there is no average. Call the model with a batch "
+                "The model has parameters without a shape, so they cannot be averaged. Call the model with a batch "
                 "before ModelEma(model)."
             )
         reshard(inner)
@@ -101,7 +104,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """Move the average towards the present values of the model; call it after each optimizer update.
 
         Args:
-            model: The model that the average was made of, with or without wrappers.
+            model: The model from which the average was made, with or without wrappers.
 
         Raises:
             ConfigurationError: The model has other parameters or buffers than the average, or is on another device;
@@ -115,7 +118,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """Start over: set the average to the present values of the model, and forget all updates.
 
         Args:
-            model: The model that the average was made of, with or without wrappers.
+            model: The model from which the average was made, with or without wrappers.
 
         Raises:
             ConfigurationError: As for ``update``.
@@ -128,14 +131,14 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @contextmanager
     def applied_to(self, model: nn.Module) -> Generator[None]:
-        """Within the context the model has the averaged weights, for evaluating or saving it; do not train it there.
+        """Give the model the averaged weights within a context, for evaluating or saving it; do not train it there.
 
         The model's own weights are always restored. No weight is copied, unless the average has another
         precision than the model, or is sharded, in which case each process copies its shards. Gradients, modes, hooks
         and wrappers of the model are not touched.
 
         Args:
-            model: The model that the average was made of, with or without wrappers.
+            model: The model from which the average was made, with or without wrappers.
 
         Raises:
             ConfigurationError: As for ``update``.
@@ -144,30 +147,30 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             try:
                 yield
             finally:
-                reshard(model)  # what was gathered of a sharded model has the averages
+                reshard(model)  # the gathered copy of the weights has the averages
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the rest of the state, which is not in the state dict of the average, such as other buffers."""
+        """Return the state that the state dict of the average leaves out, such as non-persistent buffers."""
         in_state_dict = self.module.state_dict().keys()
         others = {name: buffer for name, buffer in self.module.named_buffers() if name not in in_state_dict}
         return {"num_updates": self.num_updates, "copied": sorted(self._copied), "other_buffers": others}
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``get_extra_state`` returned."""
+        """Restore the return value of ``get_extra_state``."""
         self.num_updates = state["num_updates"]
         self._copied = frozenset(state["copied"])
         self._pairs = None
         buffers = dict(self.module.named_buffers())
         with torch.no_grad():
-            for name, saved in state.get("other_buffers", {}).items():  # earlier versions left them out
+            for name, saved in state.get("other_buffers", {}).items():  # earlier versions did not save them
                 if name in buffers and buffers[name].shape == saved.shape:
                     buffers[name].copy_(saved)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what a copy finds out for itself."""
+        """Leave out the attributes that a copy computes again."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         return {**state, "_pairs": None}
 
@@ -175,7 +178,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         return min(self.decay, (1 + number) / (10 + number)) if self.warm_up else self.decay
 
     def _pairs_with(self, model: nn.Module) -> TensorPairs:
-        """Finding the tensors takes longer than averaging a small model, so they are kept while they last."""
+        """Cache the pairs of tensors: finding them takes longer than averaging a small model."""
         known = self._pairs
         pairs = None if known is None else known.get(model) or known.get(unwrap_model(model, keep_torch_compile=False))
         if pairs is None or not pairs.are_current():
@@ -193,7 +196,7 @@ def check_decay(decay: float) -> None:
         decay: The fraction of the average that an update keeps.
 
     Raises:
-        ConfigurationError: It is not between 0 and 1.
+        ConfigurationError: The decay is not between 0 and 1.
     """
     if not 0 <= decay <= 1:
         raise ConfigurationError(f"decay must be a number from 0 to 1, got decay={decay!r}.")
@@ -209,12 +212,12 @@ def _independent_copy(model: nn.Module) -> nn.Module:
         if tensor.dtype != averaged_dtype(tensor):
             tensor.data = tensor.data.to(averaged_dtype(tensor))
         elif not isinstance(tensor, nn.Parameter):
-            tensor.data = tensor.data.clone()  # copied buffers share memory, or repeat it, where the originals do
+            tensor.data = tensor.data.clone()  # where the original buffers share or repeat memory, their copies do
     return duplicate
 
 
 def _names_without_average(model: nn.Module) -> frozenset[str]:
-    """Of a sharded model, what one process finds in its pieces holds for all."""
+    """Return the names of the tensors to copy; in a sharded model, every process must call this."""
     tensors = named_tensors(model)
     own = frozenset(name for name, tensor in tensors.items() if not _has_an_average(tensor) or _is_mask(name, tensors))
     return frozenset[str]().union(*gather_objects(own)) if is_sharded_module(model) else own

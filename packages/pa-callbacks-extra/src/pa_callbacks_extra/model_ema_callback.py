@@ -1,4 +1,4 @@
-"""Averaging the weights of a run, and keeping the best average."""
+"""Averages the weights of a run, and keeps the best average."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PREFIX = "ema_model_"
 
 
 class ModelEmaFactory(Protocol):
-    """The type of ``model_ema``: ``ModelEma``, a subclass of it, or a function.
+    """The type of ``model_ema``: ``ModelEma``, a subclass of it, or a function that returns an average.
 
     Example:
         >>> from functools import partial
@@ -42,50 +42,49 @@ class ModelEmaFactory(Protocol):
     """
 
     def __call__(self, model: Any, /, *, decay: float) -> ModelEma:
-        """Return the average of a model before its first update; the model is of the class that the trainer has."""
+        """Return the average of a model, before its first update; the model is the trainer's."""
         ...
 
 
 class ModelEmaCallback(SaveBestModelCallback):
-    """Maintains the exponential moving average of the weights of a run, evaluates it and saves it.
+    """Averages the weights of a run exponentially, evaluates the average and saves it.
 
-    The average begins with the weights at the start of each training run and moves after each optimizer update. Of lazy
-    modules, whose shapes the first forward pass tells, it begins after the first update. The
-    model itself is trained as without this callback, and has its own weights at the end of the run; the average is in
-    the file, and in ``ema``.
+    Averaged weights often generalise better than the last weights. The average begins with the weights at the start of
+    each training run and moves after each optimizer update. With lazy modules, which get their shapes in the first
+    forward pass, it begins after the first update. The model itself is trained as without this callback, and has its
+    own weights at the end of the run; the average is in the file, and in ``ema``.
 
-    After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: its
-    weights are put into the model for that time. Its metrics have the prefix ``ema_model_``, so that
-    there is an ``ema_model_eval_loss_epoch``, or of an evaluation set ``val`` an ``ema_model_eval_val_loss_epoch``. The
+    After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: the
+    averaged weights are put into the model for that time. The metrics of the average have the prefix ``ema_model_``, as
+    in ``ema_model_eval_loss_epoch``, or ``ema_model_eval_val_loss_epoch`` for an evaluation set ``val``. The
     average is saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with
     averaged weights, for ``trainer.load_checkpoint``.
 
-    Place it before callbacks that log or watch these metrics, such as ``DEFAULT_CALLBACKS``, which would
-    otherwise get them an epoch late. If a ``LogMetricsCallback`` comes before it, a warning says so.
-
-    If the model is sharded, each process averages its shards, and the file has the whole average.
+    Place it after callbacks whose metrics are part of the evaluation, and before callbacks that log or watch metrics,
+    such as ``DEFAULT_CALLBACKS``, which would otherwise get the metrics of the average an epoch late. If a
+    ``LogMetricsCallback`` comes before it, a warning says so. It does not matter whether it comes before or after
+    ``ConvertSyncBatchNormCallback``.
 
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
-    norm layers, come from the first process.
-
-    Place it after the callbacks whose metrics are part of the evaluation, and before those that log metrics or stop
-    early. It does not matter whether it comes before or after ``ConvertSyncBatchNormCallback``.
+    norm layers, come from the first process. If the model is sharded, each process averages its shards, and the file
+    has the whole average.
 
     Args:
-        decay: How much of the average each optimizer update keeps, from 0 to 1. It looks back over about
-            ``1 / (1 - decay)`` updates: by default 100.
+        decay: The fraction of the average that each optimizer update keeps, from 0 to 1. The average looks back over
+            about ``1 / (1 - decay)`` updates: by default 100.
         evaluate_during_training: Whether the average is evaluated after each epoch, which takes as long as the
-            evaluation of the model does, and the best one is saved. If False, the newest one is saved after each epoch.
+            evaluation of the model, and the best average is saved. If False, the average is saved after each epoch.
         save_path: The file to save to, which should end in ``.pt``. The default is ``ema_model.pt``.
         watch_metric: The metric to watch, by its name in the run history.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
-            the metric is called like one to maximise, such as an accuracy, a warning says so.
+            the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
         model_ema: Makes the average, called with the model and ``decay=...``. For a decay that warms up, pass
             ``functools.partial(ModelEma, warm_up=True)``.
         callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
             A callback that measures something can be given here as well as to the trainer.
-        update_every_n_steps: The number of optimizer updates from one update of the average to the next, which keeps
-            ``decay`` to the power of that number, so that it looks back as far as with the default.
+        update_every_n_steps: The number of optimizer updates from one update of the average to the next; 1 by default.
+            A larger number saves time. Each update of the average then keeps ``decay`` to the power of this number, so
+            the average looks back equally far.
 
     Attributes:
         best: The best value and its epoch.
@@ -93,7 +92,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     Raises:
         ConfigurationError: The decay is not between 0 and 1, or ``update_every_n_steps`` is not a positive whole
-            number; or, when a run starts, there is nothing to evaluate the average on.
+            number; or, when a run starts, there is no dataset to evaluate the average on.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -160,7 +159,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @contextmanager
     def averaged_weights(self, trainer: AnyTrainer) -> Generator[None]:
-        """Within the context the model of a run has the averaged weights, for evaluating or saving it in other ways.
+        """Give the model of a run the averaged weights within a context, for evaluating or saving it in other ways.
 
         Every process must call this.
 
@@ -176,8 +175,8 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record what the model is made of, before its methods are replaced for mixed precision."""
-        if trainer.is_sharded:  # its average has no methods
+        """Record the parts of the model, before its methods are replaced for mixed precision."""
+        if trainer.is_sharded:  # the average of a sharded model has no methods
             return
         model = trainer.get_model(keep_torch_compile=False)
         shared: dict[int, Any] = {id(tensor): tensor for tensor in named_tensors(model).values()}
@@ -222,7 +221,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._begin(trainer)
 
     def _begin(self, trainer: AnyTrainer) -> None:
-        """Make the average of the present weights."""
+        """Make the average from the present weights."""
         decay = self.decay**self.update_every_n_steps
         if trainer.is_sharded:
             self._ema = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=decay)
@@ -234,7 +233,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Move the average, or begin it where the shapes were not known at the start."""
+        """Move the average, or begin it if the shapes were not known when the run started."""
         if self._ema is None:
             self._begin(trainer)
         if update % self.update_every_n_steps == 0:
@@ -242,7 +241,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Evaluate the average and save it if it is better than before, or save it in any case."""
+        """Evaluate the average, and save it if it is the best so far; without evaluations, save it in any case."""
         if self.evaluate_during_training:
             self.evaluate_average(trainer)
             super().on_training_run_epoch_end(trainer, **kwargs)
@@ -255,7 +254,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         broadcast_buffers(self.ema.module)
 
     def evaluate_average(self, trainer: AnyTrainer) -> None:
-        """Run one evaluation epoch with the averaged weights, and leave everything else as it was.
+        """Run an evaluation epoch with the averaged weights, and leave everything else unchanged.
 
         Args:
             trainer: The trainer, in a training run.

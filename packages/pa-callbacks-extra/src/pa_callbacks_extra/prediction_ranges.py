@@ -1,4 +1,4 @@
-"""Noticing batches that a metric takes for logits among batches that it takes for probabilities."""
+"""Detects that a metric takes some batches for logits and others for probabilities."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BY_VALUE = ("Binary", "Multilabel", "MulticlassPrecisionRecallCurve", "Multicla
 class PredictionRanges:
     """Counts the updates of metrics that have predictions outside of the range from 0 to 1.
 
-    Metrics of torchmetrics apply a sigmoid or a softmax to a whole update if it has such predictions, and to no other.
-    Nothing is read from an accelerator before it is needed.
+    Metrics of torchmetrics apply a sigmoid or a softmax to all predictions of such an update, and to no other update.
+    The counts stay on the accelerator until they are needed.
 
     Example:
         >>> ranges = PredictionRanges()
@@ -34,7 +34,7 @@ class PredictionRanges:
         """Count an update.
 
         Args:
-            predictions: What the metrics are updated with. Labels do not count.
+            predictions: The predictions that the metrics are updated with. Labels do not count.
         """
         if isinstance(predictions, Tensor) and predictions.is_floating_point() and predictions.numel():
             lowest, highest = predictions.detach().aminmax()
@@ -43,7 +43,7 @@ class PredictionRanges:
             self._num_updates += 1
 
     def count(self, device: torch.device) -> tuple[int, int]:
-        """Return the number of updates of all processes that were outside, and of all; every process must call this.
+        """Return the number of updates outside of the range, and of all updates; every process must call this.
 
         Args:
             device: The device of the run.
@@ -56,7 +56,7 @@ class PredictionRanges:
 
 
 def judging_by_value(metrics: Iterable[object]) -> list[str]:
-    """Return the names of the classes of the metrics that tell logits by their values.
+    """Return the names of the classes of the metrics that recognise logits by their values.
 
     Args:
         metrics: Metrics of torchmetrics, and other modules.

@@ -1,4 +1,4 @@
-"""Profiling the time and the memory of a few updates."""
+"""Profiles the time and the memory of some updates."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pa_core import AnyTrainer, TrainerCallback
 from pa_core.callbacks import check_count
 from pa_core.distributed import rank
 
-_MEMORY: Any = torch.cuda.memory  # the functions of it that we call are documented, but have no types
+_MEMORY: Any = torch.cuda.memory  # the functions called here are documented, but have no types
 _ROWS = 10
 _BESIDE_OPERATORS = "(outside of operators: Python, data, waiting)"
 
 
 class _Operator(Protocol):
-    """What torch has added up of the calls of an operator, in microseconds."""
+    """The totals that torch counts for the calls of an operator; times are in microseconds."""
 
     key: str
     count: int
@@ -32,32 +32,35 @@ class _Operator(Protocol):
 
 
 class ProfilerCallback(TrainerCallback):
-    """Profiles the time and the memory of a few updates with ``torch.profiler``.
+    """Profiles the time and the memory of some updates with ``torch.profiler``.
 
-    Each process writes ``rank_0.pt.trace.json`` and so on, which https://ui.perfetto.dev and TensorBoard show; on CUDA
-    also ``rank_0.memory.pickle``, each allocation with the lines that made it, for https://pytorch.org/memory_viz.
-    Files of an earlier run into the folder are replaced. When the run ends, a table of the operators that took most of
-    the time is printed.
+    Use it to find out why a step is slow or needs much memory. Each process writes ``rank_0.pt.trace.json`` and so
+    on, for https://ui.perfetto.dev or TensorBoard. On CUDA it also writes ``rank_0.memory.pickle``, which has each
+    allocation with the lines that made it, for https://pytorch.org/memory_viz. Files of an earlier run in the folder
+    are replaced. When the run ends, it prints a table of the operators that took most of the time.
 
-    Updates are counted from the start of ``train()``, even in a resumed run. Before those that are measured,
-    and after them, nothing is slower. An evaluation between recorded updates is recorded too. A run that ends or fails
-    within them writes what it has recorded, so after an out-of-memory error, the files show what took the memory.
+    Updates are counted from the start of ``train()``, even in a resumed run. The updates before the measured updates
+    and after them are not slowed. An evaluation between recorded updates is recorded too. A run that ends or fails
+    within them writes the updates recorded so far: after an out-of-memory error, the files show all allocations.
 
     Place it last, so that the work of other callbacks after an update belongs to this update.
 
     Args:
         folder: The folder of the files, which is created.
-        wait: Updates before anything is measured. The default leaves out compilation, the choice of algorithms and the
-            first allocations.
-        warmup: Updates that are measured and thrown away, since starting the profiler slows them. At least 1.
-        active: Updates that are recorded. Three are enough to see a pattern, in a file of some megabytes.
+        wait: The number of updates before anything is measured. The default, 5, leaves out compilation, the choice of
+            algorithms and the first allocations.
+        warmup: The number of updates that are measured and thrown away, since starting the profiler slows them; at
+            least 1.
+        active: The number of updates that are recorded. The default, 3, is enough to see a pattern, in a file of some
+            megabytes.
         record_shapes: Whether the trace has the shapes of the operators' inputs.
-        profile_memory: Whether it has how much memory each operator allocates and frees.
-        with_stack: Whether it has the line of Python that called each operator, which slows the recorded updates.
-        memory_snapshot: Whether the second file is written, on CUDA.
+        profile_memory: Whether the trace has the memory that each operator allocates and frees.
+        with_stack: Whether the trace has the line of Python that called each operator, which slows the recorded
+            updates.
+        memory_snapshot: Whether to write ``rank_0.memory.pickle``, on CUDA.
 
     Raises:
-        ConfigurationError: A number of updates is not usable.
+        ConfigurationError: A number of updates is not a whole number, or is too small.
 
     Example:
         >>> import tempfile, torch
@@ -75,7 +78,7 @@ class ProfilerCallback(TrainerCallback):
 
     Attributes:
         folder: The folder of the files.
-        trace: The trace of this process that the last run has written; None if it has not written any.
+        trace: The trace that the last run has written on this process; None if it has not written any.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Create the folder, while little is lost if that fails."""
+        """Create the folder now, so that an error costs no training time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.trace, self._updates, self._device, self._report = None, 0, trainer.device, ""
         if self.wait == 0:
@@ -117,7 +120,7 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Begin with the first update that is measured, and end after the last one."""
+        """Begin with the first measured update, and end after the last."""
         self._updates += 1
         if self._profile is not None:
             self._profile.step()
@@ -132,9 +135,9 @@ class ProfilerCallback(TrainerCallback):
         self._stop(trainer)
         if self._updates < (needed := self.wait + self.warmup + self.active) and not trainer.was_complete:
             warnings.warn(
-                f"The run ended after {self._updates} updates, so that {self._recorded} of {self.active} updates were "
+                f"The run ended after {self._updates} updates, so only {self._recorded} of {self.active} updates were "
                 f"profiled. ProfilerCallback(wait={self.wait}, warmup={self.warmup}, active={self.active}) needs "
-                f"{needed}: let the run be longer, or wait less.",
+                f"{needed}. Train for longer, or pass a smaller wait.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -158,20 +161,20 @@ class ProfilerCallback(TrainerCallback):
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
-            acc_events=True,  # there is one cycle, and some versions warn of what happens after it otherwise
+            acc_events=True,  # the schedule does not repeat; without this, some versions warn after it has ended
         )
         starting.start()
-        self._profile = starting  # not before: stopping one that could not start ends the process
+        self._profile = starting  # not before: stopping a profiler that could not start ends the process
         if self._device.type == "cuda" and self.memory_snapshot:
-            # Without the frames of C++, whose names would take longer to find than the updates that they explain.
+            # Without the frames of C++: looking up their names would take longer than the recorded updates.
             _MEMORY._record_memory_history(stacks="python", clear_history=True)
 
     def _write(self, finished: profile) -> None:
         trace = self.folder / f"rank_{rank()}.pt.trace.json"
         trace.unlink(missing_ok=True)
         finished.export_chrome_trace(str(trace))
-        if not trace.is_file():  # torch has only logged why
-            raise OSError(f"The profile could not be written: {trace}")
+        if not trace.is_file():  # torch only logs the reason
+            raise OSError(f"The profile could not be written to {trace}. The log of torch says why.")
         self.trace = trace
         self._report = _table(cast("list[_Operator]", finished.key_averages()), self._device.type)
 
@@ -199,7 +202,7 @@ class ProfilerCallback(TrainerCallback):
 
 
 def _table(operators: list[_Operator], device: str) -> str:
-    """Return a row for each operator that took most of the time, on the device if there is one."""
+    """Return a row for each of the operators that took most of the time, on the device if it is not the CPU."""
     on_device = device != "cpu"
     rows = [
         (
@@ -209,8 +212,7 @@ def _table(operators: list[_Operator], device: str) -> str:
             operator.self_device_time_total / 1000,
         )
         for operator in operators
-        if operator.self_cpu_time_total
-        > 0  # kernels, too, have rows; their time is that of the operators that start them
+        if operator.self_cpu_time_total > 0  # the time of a kernel, which has a row too, belongs to its operator
     ]
     rows.sort(key=lambda row: row[3 if on_device else 2], reverse=True)
     heading = f"  {'operator':43} {'calls':>6} {'CPU, ms':>10}" + (

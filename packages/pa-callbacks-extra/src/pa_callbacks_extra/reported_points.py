@@ -1,4 +1,4 @@
-"""What was reported to experiment trackers: what a killed run may have lost of it, and what a resumed run repeats."""
+"""Reports to experiment trackers: the reports that a killed run may have lost, and those that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pa_callbacks_extra.tracker_like import TrackerLike
 SPEED = "train/samples_per_second"
 MEMORY = "train/accelerator_memory_gib"
 _MEASURED = (SPEED, MEMORY)
-"""Have another value each time that the same update is done."""
+"""Metrics that have another value each time that the same update is done."""
 _SAME = 1e-3
-"""The relative difference up to which values of a step are one point: a chart shows no smaller one."""
+"""The relative difference up to which two values of a step are the same point; a chart shows no smaller difference."""
 _MOST_KEPT = 1000
 
 
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was sent to trackers in one call.
+    """The values that were sent to trackers in a call.
 
     Attributes:
         step: The place on the x axis.
@@ -48,10 +48,11 @@ class Report(NamedTuple):
 class RecentReports:
     """The last reports, which trackers may not have written yet.
 
+    A report is kept until it is old enough and enough later reports followed.
+
     Args:
-        seconds: How old a report is by the time that it is written.
-        reports: How many later reports there are by then, for trackers that wait for so many. One of the two is enough
-            to keep a report.
+        seconds: The age at which every tracker has written a report.
+        reports: The number of later reports after which every tracker has written a report.
 
     Example:
         >>> recent = RecentReports(seconds=0, reports=1)
@@ -72,7 +73,7 @@ class RecentReports:
         self._forget()
 
     def reports(self) -> list[Report]:
-        """Return the reports, the oldest one first."""
+        """Return the reports, the oldest first."""
         self._forget()
         return [report for _, report in self._kept]
 
@@ -85,7 +86,7 @@ class RecentReports:
 
 
 class RecordedPoints:
-    """The points that a resumed run has in a tracker already.
+    """The points that a tracker already has of a resumed run.
 
     Args:
         points: The points.
@@ -105,7 +106,7 @@ class RecordedPoints:
         self._last_step = max((step for _, step in self._values), default=-1)
 
     def lacking(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the values that are not recorded, and those that differ from what is recorded.
+        """Return the values that are not recorded, or are recorded with a different number.
 
         Args:
             step: Their step.
@@ -125,11 +126,11 @@ def _are_same(first: float, second: float) -> bool:
 
 
 class WithoutRepeats:
-    """A tracker of a resumed run, to which no point is sent that it has already.
+    """A tracker of a resumed run that drops the points that it already has.
 
     Args:
         tracker: The tracker, which is open.
-        recorded: What it has.
+        recorded: The points that it already has.
     """
 
     def __init__(self, tracker: TrackerLike, recorded: RecordedPoints) -> None:
@@ -138,7 +139,7 @@ class WithoutRepeats:
         self._recorded = recorded
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Record what the run was started with."""
+        """Record the settings of the run."""
         self._tracker.store_init_configuration(values)
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
@@ -148,5 +149,5 @@ class WithoutRepeats:
             self._tracker.log(lacking, step=step)
 
     def finish(self) -> None:
-        """Write what is left, and end the run."""
+        """Write everything that is left, and end the run."""
         self._tracker.finish()

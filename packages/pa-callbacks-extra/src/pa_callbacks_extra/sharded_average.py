@@ -46,16 +46,16 @@ def averaged_dtype(tensor: Tensor) -> torch.dtype:
 def _copy_tensors(
     source: nn.Module, target: nn.Module, made: dict[int, Tensor], modules: dict[nn.Module, nn.Module]
 ) -> None:
-    """Give a module what another one holds, with all that is in it; what is shared is shared again."""
+    """Give a module copies of the tensors of another module and its children; shared tensors are shared again."""
     for name, parameter in source.named_parameters(recurse=False, remove_duplicate=False):
         if id(parameter) not in made:
             made[id(parameter)] = nn.Parameter(_copied(parameter), requires_grad=False)
-        target.register_parameter(name, made[id(parameter)])  # type: ignore[arg-type]  # those are parameters  # pyright: ignore[reportArgumentType]
+        target.register_parameter(name, made[id(parameter)])  # type: ignore[arg-type]  # the values are parameters  # pyright: ignore[reportArgumentType]
     left_out = non_persistent_buffers(source)
     for name, buffer in source.named_buffers(recurse=False, remove_duplicate=False):
         made.setdefault(id(buffer), _copied(buffer))
         target.register_buffer(name, made[id(buffer)], persistent=name not in left_out)
-    children: dict[str, nn.Module | None] = vars(source)[CHILDREN]  # also those with several names
+    children: dict[str, nn.Module | None] = vars(source)[CHILDREN]  # including children with several names
     for name, child in children.items():
         if child is None:
             continue

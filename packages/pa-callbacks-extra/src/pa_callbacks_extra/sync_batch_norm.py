@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-_collectives: Any = dist  # torch annotates them only in part
+_collectives: Any = dist  # torch annotates only some of them
 
 
 class BatchStatistics:
@@ -22,7 +22,7 @@ class BatchStatistics:
     up in float32. Each process of the group must construct this.
 
     Args:
-        values: The part of the batch that this process has, of shape ``(samples, channels, ...)``; may be empty.
+        values: The part of the batch on this process, of shape ``(samples, channels, ...)``; may be empty.
         group: The processes.
 
     Attributes:
@@ -54,15 +54,15 @@ class BatchStatistics:
 def normalise(
     values: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: BatchStatistics, eps: float
 ) -> Tensor:
-    """Normalise the part of a batch that this process has.
+    """Normalise the part of a batch on this process.
 
     The backward pass exchanges sums of gradients, if ``values`` need any: each process of the group must run it. As
     everywhere in ``DistributedDataParallel``, the gradients of weight and bias are of this process alone.
 
     Args:
-        values: What the statistics were made of.
+        values: The values that the statistics were computed from.
         weight: The factor of each channel, None for 1.
-        bias: What is added to each channel, None for 0.
+        bias: The number added to each channel, None for 0.
         statistics: The statistics of the whole batch.
         eps: Added to the variances, so that none of them is zero.
     """

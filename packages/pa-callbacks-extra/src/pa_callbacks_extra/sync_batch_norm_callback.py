@@ -16,20 +16,21 @@ from pa_core.distributed import num_processes
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes batch norm layers normalise over the batches of all processes in a run.
 
-    With small batches on many processes, each of them would normalise by a few samples. With this callback, training
-    on two processes with batches of 16 equals training on one with batches of 32, up to rounding. Outputs, gradients
-    and running statistics are the same, even if the last batch is smaller or does not reach all processes.
+    Use it to train with small batches on many processes, each of which would otherwise normalise over a few samples.
+    With this callback, training on two processes with batches of 16 equals training on one process with batches of 32,
+    up to rounding. Outputs, gradients and running statistics are the same, even if the last batch is smaller or does
+    not reach all processes.
 
-    On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, where that class does not
-    run, they are pa-callbacks-extra's own layers with the same state and the same results. Afterwards the model has its
+    On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, which that class does not
+    support, they are layers of this package with the same state and the same results. After the run the model has its
     own layers again, no matter how the run ended. During the run, layers keep their parameters, buffers, hooks and
-    methods. On one process nothing is converted.
+    methods. On a single process, no layer is converted.
 
-    In evaluation mode nothing is exchanged. Layers without running statistics then normalise by the batch of one
-    process, as torch's do.
+    In evaluation mode, no statistics are exchanged. Layers without running statistics then normalise over the batch of
+    their process, as torch's layers do.
 
-    Every process has to call the model equally often in a training step. A ``StopTrainingError`` that only one process
-    raises must therefore not come out of ``calculate_train_batch_loss``; raise it in a callback.
+    Every process has to call the model equally often in a training step. So raise a ``StopTrainingError`` on a single
+    process in a callback, and not in ``calculate_train_batch_loss``.
 
     Raises:
         ConfigurationError: The run is reproducible on any number of processes.
@@ -60,8 +61,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         self._restore()
         if trainer.reproducible:
             raise ConfigurationError(
-                "ConvertSyncBatchNormCallback makes statistics follow the processes, and a reproducible run follows "
-                "none: leave out the callback, or reproducible."
+                "ConvertSyncBatchNormCallback lets results depend on the number of processes, which a reproducible run "
+                "rules out. Leave out the callback, or reproducible."
             )
         if num_processes() == 1:
             return
@@ -73,10 +74,10 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to count steps, and prepare for the last one, which may not reach all processes."""
+        """Begin to count steps, and prepare for the last step, which may not reach all processes."""
         self._next_step = 0
         loader = _keyed_loader(trainer)
-        # A run may resume at the very end of an epoch.
+        # A run may resume at the end of an epoch, where no step is left.
         if self._participants is not None and loader is not None and len(loader.split) > 0:
             self._participants.connect_first(_processes_with_samples(trainer, len(loader.split) - 1))
 
@@ -115,7 +116,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
 
 def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:
-    """The number of processes that have samples in a step; they are the first ones, and in most steps all."""
+    """Return the number of processes that have samples in a step: the first processes, and in most steps all."""
     loader = _keyed_loader(trainer)
     count = num_processes()
     # Custom data loaders give each process a batch in each step.
@@ -125,7 +126,7 @@ def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:
 
 
 def _keyed_loader(trainer: AnyTrainer) -> KeyedDataLoader[Any] | None:
-    """The training loader whose order is the trainer's, without the limits around it; None for a custom one."""
+    """Return the training loader in the trainer's order, without the limits around it; None for a custom loader."""
     loader: object = trainer.train_dataloader
     while isinstance(loader, DataLoaderSlice):
         loader = loader.wrapped

@@ -16,19 +16,19 @@ from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
 from pa_core import UnsupportedConfigurationError
 from pa_core.torch_names import INPUT_CHECK
 
-# torch annotates these only in part
+# torch annotates only some of these
 _collectives: Any = dist
 _not_compiled = cast("Callable[..., Any]", torch.compiler.disable)  # pyright: ignore[reportUnknownMemberType]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _FORWARDS = (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
 
-# Groups are kept as long as processes are connected: one that is made anew could meet what is left of the last one.
+# Groups are kept as long as processes are connected: a new group could receive messages left over from the last.
 _groups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 class Participants:
-    """The processes whose batches are normalised together at present: the first so many of all.
+    """The processes whose batches are normalised together at present: the first processes, by their number.
 
     Every process must construct this; at first all of them take part.
 
@@ -47,11 +47,11 @@ class Participants:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Their process group; on a process that is left out, what torch takes for a group without this process."""
+        """Their process group; on a process that is left out, torch's marker for a group without this process."""
         return cast("Any", dist.GroupMember.NON_GROUP_MEMBER) if self.is_left_out() else self._chosen
 
     def connect_first(self, count: int) -> None:
-        """Make it possible that only the first processes take part; every process must call this.
+        """Prepare a process group of the first processes; every process must call this.
 
         Args:
             count: Their number.
@@ -60,7 +60,7 @@ class Participants:
             self._connect(count)
 
     def choose_first(self, count: int) -> None:
-        """Normalise the batches of the first processes together, which ``connect_first`` has connected.
+        """Normalise the batches of the first processes together, after ``connect_first`` has connected them.
 
         Args:
             count: Their number.
@@ -84,7 +84,7 @@ def synchronise_layers(model: nn.Module, participants: Participants, *, uses_tor
 
     Args:
         model: The model.
-        participants: Those who normalise together.
+        participants: The processes that normalise together.
         uses_torch: Whether the layers become ``torch.nn.SyncBatchNorm``, which needs an accelerator.
 
     Raises:
@@ -92,7 +92,7 @@ def synchronise_layers(model: nn.Module, participants: Participants, *, uses_tor
     """
     for layer in [module for module in model.modules() if _is_convertible(module)]:
         vars(layer)["participants"] = participants
-        # mypy takes the hash of modules for that of their classes
+        # mypy confuses the hash of modules with the hash of their classes
         layer.__class__ = _synchronised_class(cast("Any", type(layer)), uses_torch)
 
 
@@ -122,7 +122,7 @@ def _is_convertible(module: nn.Module) -> bool:
 
 @functools.cache
 def _synchronised_class(original: type[nn.Module], uses_torch: bool) -> type[nn.Module]:
-    """Derive from the layer's own class, so that it still is an instance of it and has all of its methods."""
+    """Derive from the layer's own class, so that the layer is still an instance of it and has all its methods."""
     is_torchs_own = issubclass(original, nn.SyncBatchNorm)
     members: dict[str, Any] = {"converted_from": original}
     bases: tuple[type[nn.Module], ...]
@@ -130,16 +130,16 @@ def _synchronised_class(original: type[nn.Module], uses_torch: bool) -> type[nn.
         bases = (original,) if is_torchs_own else (nn.SyncBatchNorm, original)
         members["process_group"] = property(lambda layer: layer.participants.group)
     else:
-        # Not derived from torch's own: DistributedDataParallel refuses to wrap such layers on a CPU.
+        # Not derived from torch's class: DistributedDataParallel does not wrap such layers on a CPU.
         bases = (_SynchronisedBatchNorm, nn.BatchNorm1d if is_torchs_own else original)
         members[INPUT_CHECK] = getattr(original, INPUT_CHECK)
-        # In a compiled model too, Python exchanges the statistics. Wrapping for several processes loads the compiler.
+        # Python exchanges the statistics even in a compiled model. Disabling loads the compiler, so only do it here.
         members["forward"] = _not_compiled(_SynchronisedBatchNorm.forward)
     return type(f"Synchronised{original.__name__}", bases, members)
 
 
 class _SynchronisedBatchNorm(nn.Module):
-    """The forward pass that replaces the one of a batch norm layer if there is no accelerator."""
+    """The forward pass of a converted batch norm layer if there is no accelerator."""
 
     participants: Participants
     weight: nn.Parameter | None

@@ -15,7 +15,7 @@ from pa_core import ConfigurationError
 from pa_core.sharding import is_sharded_module, local_pieces
 from pa_core.torch_names import BUFFERS, CHILDREN, PARAMETERS, foreach
 
-_SHOWN_DIFFERENCES = 8  # enough to see what changed, few enough to read
+_SHOWN_DIFFERENCES = 8  # enough to recognise the change, few enough to read
 
 _shape, _dtype, _values = attrgetter("shape"), attrgetter("dtype"), methodcaller("values")
 
@@ -23,7 +23,7 @@ _Lists: TypeAlias = tuple[list[Tensor], list[Tensor]]
 
 
 class TensorPairs:
-    """Each tensor of an averaged model with the one of the model that it follows, tied tensors once.
+    """The tensors of an averaged model, each with the tensor of the model that it follows; tied tensors once.
 
     Args:
         average: The averaged model.
@@ -33,8 +33,8 @@ class TensorPairs:
     If the model is sharded, each process works on its shards, and nothing is exchanged.
 
     Raises:
-        ConfigurationError: The two have other tensors, tie others, or are on different devices; or only one of them is
-            sharded.
+        ConfigurationError: The two models have other tensors, tie others, or are on different devices; or only one of
+            the models is sharded.
 
     Example:
         >>> average, model = nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)
@@ -56,8 +56,8 @@ class TensorPairs:
         self._all: _Lists = _lists((average, value) for average, value, _ in pairs)
         self._copied: _Lists = _lists((average, value) for average, value, is_copied in pairs if is_copied)
         averaged = [(average, value) for average, value, is_copied in pairs if not is_copied]
-        # All tensors of one kind go in one pass. Those of another precision than their average go one by one, so that
-        # only one at a time is converted.
+        # All tensors of the same kind share a pass. A tensor whose precision is not that of its average has its own
+        # pass, so that a single converted copy exists at a time.
         alike = [pair for pair in averaged if pair[0].dtype == pair[1].dtype]
         self._converted: _Lists = _lists(pair for pair in averaged if pair[0].dtype != pair[1].dtype)
         self._fused: list[_Lists] = [
@@ -66,12 +66,12 @@ class TensorPairs:
         ]
         self._containers = list(_containers(model))
         self._members = _members(self._containers)
-        # Modules are moved and converted as a whole: one tensor of the average stands for all.
+        # Modules are moved and converted as a whole, so checking a single tensor of the average is enough.
         self._tensors = [*self._all[0][:1], *self._all[1]]
         self._kinds = _kinds(self._tensors)
 
     def are_current(self) -> bool:
-        """Return whether both modules still hold these very tensors, with the same shape, precision and device."""
+        """Return whether both modules still hold these tensors, with the same shapes, precisions and devices."""
         members = _members(self._containers)
         return (
             len(members) == len(self._members)
@@ -81,7 +81,7 @@ class TensorPairs:
 
     @torch.no_grad()
     def lerp(self, weight: float) -> None:
-        """Move each average towards its value by a fraction of the distance, and copy what is not averaged.
+        """Move each average towards its value by a fraction of the distance, and copy the other tensors.
 
         Args:
             weight: The fraction, from 0 to 1.
@@ -98,10 +98,9 @@ class TensorPairs:
         _copy(self._pieces(self._all))
 
     def averages_in_place(self) -> AbstractContextManager[None]:
-        """Within the context, the tensors of the model have the values of their averages.
+        """Give the tensors of the model the values of their averages, within a context.
 
-        Only the tensors of a sharded model are copied, since its processes gather what is in the memory of their
-        pieces.
+        Only the tensors of a sharded model are copied, since its processes gather the memory of their shards.
         """
         return self._copied_in() if self._is_sharded else self._exchanged()
 
@@ -125,7 +124,7 @@ class TensorPairs:
                 value.data = average.data.to(value.dtype)
             yield
         finally:
-            # Preparing a run may have put other buffers in the place of these.
+            # Preparing a run may have replaced these buffers.
             for container, content in zip(self._containers, contents, strict=True):
                 container.clear()
                 container.update(content)
@@ -133,7 +132,7 @@ class TensorPairs:
                 value.data = data
 
     def _pieces(self, tensors: _Lists) -> _Lists:
-        """What this process has of tensors; preparing a run may have moved it."""
+        """Return the parts of tensors on this process; preparing a run may have moved them."""
         return (local_pieces(tensors[0]), local_pieces(tensors[1])) if self._is_sharded else tensors
 
 
@@ -143,9 +142,9 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def computed_tensors(module: nn.Module) -> list[Tensor]:
-    """Return attributes that are computed of parameters, as pruning and the older ``weight_norm`` have them.
+    """Return the attributes that are computed from parameters, as pruning and the older ``weight_norm`` have them.
 
-    A forward pass computes them again. Torch copies no tensor that has a graph.
+    A forward pass computes them again. They have a graph, so torch cannot copy them.
 
     Args:
         module: The module.
@@ -155,7 +154,7 @@ def computed_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _tensors_with_names(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
-    """The order of registration does not matter, since it changes where a tensor is taken out and put in again."""
+    """Sort by name: the order of registration changes when a tensor is removed and registered again."""
     found: dict[int, tuple[Tensor, list[str]]] = {}
     for named in (module.named_parameters, module.named_buffers):
         for name, tensor in named(remove_duplicate=False):
@@ -184,7 +183,7 @@ def _members(containers: list[dict[str, object]]) -> list[object]:
 
 
 def _kinds(tensors: list[Tensor]) -> tuple[list[object], ...]:
-    """Describe the tensors, list by list: a tuple for each of them would take half as long again."""
+    """Describe the tensors in a few lists; a tuple for each tensor would take half as long again."""
     return list(map(_shape, tensors)), list(map(_dtype, tensors)), list(map(Tensor.get_device, tensors))
 
 
@@ -197,9 +196,9 @@ def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
             for name in differing[:_SHOWN_DIFFERENCES]
         ]
         raise ConfigurationError(
-            "The model is not the one that the average was made from, or it has changed since.",
+            "The model has changed since the average was made from it, or it is another model.",
             given="; ".join(shown) + (f"; and {len(differing) - len(shown)} more" if differing[len(shown) :] else ""),
-            do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
+            do="Make a new ModelEma of the changed model; if only the device differs, move the ModelEma there.",
         )
 
 
@@ -217,6 +216,6 @@ def _describe_tensors(module: nn.Module) -> dict[str, str]:
     for tensor, names in _tensors_with_names(module):
         description = f"shape {tuple(tensor.shape)} on {tensor.device}"
         if len(names) > 1:
-            description += f", one tensor with the names {', '.join(sorted(names))}"
+            description += f", a single tensor with the names {', '.join(sorted(names))}"
         described.update(dict.fromkeys(names, description))
     return described

@@ -1,4 +1,4 @@
-"""Computing metrics of torchmetrics in training and evaluation."""
+"""Computes metrics of torchmetrics in training and evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
 
-# The bounds let type checkers take the arguments of a plain lambda for Any; without one, pyright takes object.
+# The bounds make type checkers infer Any for the arguments of a lambda; without them, pyright infers object.
 BatchT_contra = TypeVar("BatchT_contra", bound=Any, default=Any, contravariant=True)
 OutputT_contra = TypeVar("OutputT_contra", bound=Any, default=Any, contravariant=True)
 
@@ -47,20 +47,20 @@ def _second_of_batch(batch: Any, _output: Any) -> Any:
 class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_contra]):
     """Computes metrics of torchmetrics over epochs, and records them in the run history.
 
-    A metric called ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as
-    ``eval_accuracy`` after an evaluation within a training run, and as ``evaluation_accuracy`` by ``evaluate()``. A
-    single metric is called by the name of its class. Over an evaluation set with a name, such as ``val``, it is
-    ``eval_val_accuracy`` or ``evaluation_val_accuracy``. Of a metric that is a vector, each element is recorded, as
-    ``eval_recall_0`` and so on.
+    Use it for an accuracy, F1 or AUROC over all processes without a custom evaluation loop. A metric called
+    ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as ``eval_accuracy`` after an
+    evaluation within a training run, and as ``evaluation_accuracy`` by ``evaluate()``. A single metric has the name of
+    its class. Over an evaluation set with a name, such as ``val``, the metric is ``eval_val_accuracy`` or
+    ``evaluation_val_accuracy``. If a metric is a vector, each element is recorded, as ``eval_recall_0`` and so on.
 
     Values cover all samples of all processes, each counted once. Training and evaluation have separate copies of the
-    metrics, so that an evaluation within a training epoch disturbs nothing; the metrics that you pass are left
-    alone. They are placed on the device of the run. The metrics of a training epoch that is interrupted are part of
+    metrics, so an evaluation within a training epoch disturbs nothing; the metrics that you pass are not
+    changed. The copies are placed on the device of the run. The metrics of an interrupted training epoch are part of
     training states.
 
-    With types, write ``TorchMetricsCallback[Batch, Output](...)``: checkers then compare both functions with them.
+    With types, write ``TorchMetricsCallback[Batch, Output](...)``: type checkers then check both functions.
 
-    Place it in front of callbacks that watch or log its metrics. A trainer may have several of them, for metrics of
+    Place it before callbacks that watch or log its metrics. A trainer may have several of them, for metrics of
     other predictions, each with a ``name``.
 
     Args:
@@ -69,18 +69,18 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             first argument of the metrics. The default is ``output["model_outputs"]``.
         targets: The same for the second argument of the metrics; None for metrics that take predictions alone.
             The default is ``batch[1]``.
-        in_training: Whether to compute them over training epochs. The model changes in between, and they
-            cost time in each step. The default is False.
+        in_training: Whether to compute them over training epochs. The default is False, because the model changes
+            within the epoch, and metrics take time in each step.
         in_evaluation: Whether to compute them over evaluations.
-        name: The name of the task, which tells several of these callbacks apart. It comes before the name of each
+        name: The name of the task, which distinguishes several of these callbacks. It comes before the name of each
             metric, as in ``eval_depth_accuracy``.
 
     Attributes:
-        train_metrics: The copy that belongs to the training, None without one.
-        eval_metrics: The copy that belongs to the evaluation, None without one.
+        train_metrics: The copy for the training; None if ``in_training`` is False.
+        eval_metrics: The copy for evaluations; None if ``in_evaluation`` is False.
 
     Raises:
-        ConfigurationError: ``metrics`` is not a metric, a name is the trainer's own, or another callback
+        ConfigurationError: ``metrics`` is not a metric, a name is also a name of the trainer's, or another callback
             of this kind has a metric of the same name.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
@@ -141,7 +141,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             arguments.append(self._targets(batch, output))
         if self._judging_by_value:
             self._ranges.setdefault(metrics, PredictionRanges()).note(arguments[0])
-        # Metrics may keep what they are given, and with it the graph of each batch.
+        # Metrics may keep their arguments, and so the graph of each batch.
         metrics.update(*_detached(arguments))
 
     # Training epochs
@@ -156,7 +156,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget what a run before was stopped in, and place the metrics on the device."""
+        """Forget the epoch in which an earlier run was stopped, and place the metrics on the device."""
         self._begin("eval_")
         if self.train_metrics is not None:
             self.train_metrics.to(trainer.device).reset()
@@ -181,12 +181,12 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that ``evaluate()`` runs."""
+        """Remember that ``evaluate()`` runs."""
         self._begin("evaluation_")
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin an evaluation, perhaps within another one, such as the evaluation of averaged weights."""
+        """Begin an evaluation, perhaps within another evaluation, such as the evaluation of averaged weights."""
         if self.eval_metrics is not None:
             metrics = self.eval_metrics.clone() if self._evaluated else self.eval_metrics
             metrics.to(trainer.device).reset()
@@ -204,7 +204,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Record the metrics of the evaluation."""
         if self.eval_metrics is not None:
-            # What is recorded while a named set is evaluated begins with its name, and with "eval_" before.
+            # While a named set is evaluated, the names of recorded metrics begin with "eval_" and the name of the set.
             prefix = "" if trainer.eval_name in trainer.eval_sets else self._prefix_of_evaluation
             self._record(trainer, prefix, self._evaluated.pop())
 
@@ -214,7 +214,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._ranges = {}
         self._earlier = []
 
-    # What a resumed run continues from
+    # State of a resumed run
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         return f"{self.instance_name}_" if self.instance_name else ""
 
     def _names(self, names: Iterable[Hashable], in_training: bool, in_evaluation: bool) -> set[str]:
-        """The names in the run history, as far as they are known before the metrics are computed."""
+        """Return the names in the run history, as far as they are known before the metrics are computed."""
         prefixes = [*(["train_"] if in_training else []), *(["eval_", "evaluation_"] if in_evaluation else [])]
         recorded = {f"{prefix}{self._prefix_of_task}{name}" for prefix, name in itertools.product(prefixes, names)}
         for name in recorded.intersection(_OF_THE_TRAINER):
@@ -264,7 +264,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def _record(
         self, trainer: AnyTrainer, prefix: str, metrics: MetricCollection, earlier: Sequence[MetricStates] = ()
     ) -> None:
-        """Record what the metrics are over the samples of all processes, each of which must call this."""
+        """Record the metrics over the samples of all processes; every process must call this."""
         self._require_one_range(metrics, trainer.device)
         numbers = dict[str, float]()
         prefix += self._prefix_of_task
@@ -276,7 +276,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             trainer.run_history.update_metric(name, number)
 
     def _require_one_range(self, metrics: MetricCollection, device: torch.device) -> None:
-        """Warn, once, if a sigmoid or softmax was applied to some updates alone."""
+        """Warn, once, if a sigmoid or softmax was applied to some updates only."""
         ranges = self._ranges.pop(metrics, PredictionRanges())
         if not self._judging_by_value:
             return
@@ -293,13 +293,13 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
 
 def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers to record: the value of a metric, or each element of a vector under a separate name."""
+    """Return the numbers to record: the value of a metric, or each element of a vector under a separate name."""
     for name, value in values.items():
         tensor = torch.as_tensor(value) if isinstance(value, Tensor | float | int) else None
         if tensor is None or tensor.dim() > 1:
-            what = f"a {type(value).__name__}" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+            found = f"a {type(value).__name__}" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
             raise ConfigurationError(
-                f"{name}, {what}, cannot be recorded: a metric must be a number, or a vector of them. Use a metric "
+                f"{name} is {found}, but a metric must be a number or a vector of numbers. Use a metric "
                 "that averages, or override update_metrics and keep it for yourself."
             )
         if tensor.dim() == 0:
@@ -309,7 +309,7 @@ def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _detached(value: object) -> Any:
-    """Return tensors, including nested ones in lists, tuples and mappings, without their graphs."""
+    """Return tensors, nested in lists, tuples and mappings or not, without their graphs."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):
@@ -332,7 +332,7 @@ def _as_collection(metrics: object) -> MetricCollection:
     if isinstance(metrics, MetricCollection) and len(metrics):
         return metrics
     raise ConfigurationError(
-        f"metrics must be a metric of torchmetrics, or a MetricCollection with at least one, got {metrics!r}."
+        f"metrics must be a metric of torchmetrics, or a MetricCollection that is not empty, got {metrics!r}."
     )
 
 
@@ -346,6 +346,6 @@ def _check_functions(predictions: object, targets: object) -> None:
 
 def _collision(name: str, other: str) -> ConfigurationError:
     return ConfigurationError(
-        f"A metric has the name of another one: {name}, which is recorded by {other} too. Give it another name in the "
+        f"Two metrics have the same name: {name} is recorded by {other} too. Give the metric another name in the "
         "MetricCollection, or pass name= for the metrics of another task."
     )

@@ -1,4 +1,4 @@
-"""What a run uses of an experiment tracker."""
+"""The methods of an experiment tracker that a run uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TrackerLike(Protocol):
     tracker: Any
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Record what the run was started with."""
+        """Record the settings of the run."""
         ...
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
@@ -23,5 +23,5 @@ class TrackerLike(Protocol):
         ...
 
     def finish(self) -> None:
-        """Write what is left, and end the run."""
+        """Write everything that is left, and end the run."""
         ...

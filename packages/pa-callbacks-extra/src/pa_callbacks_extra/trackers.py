@@ -1,4 +1,4 @@
-"""Sending metrics, settings and the progress of training to experiment trackers."""
+"""Sends metrics, settings and the progress of training to experiment trackers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pa_core.distributed import sum_over_processes
 _BYTES_IN_GIB = 2**30
 
 _last_opened: dict[str, ExperimentTrackers] = {}
-"""By the name of each tracker: MLflow and Weights & Biases mistake a second run of a process for the first."""
+"""By the name of each tracker: MLflow and Weights & Biases confuse a second run of a process with the first."""
 
 
 @dataclass(eq=False)
 class _Report:
-    """Values of one step, some of which are still on their way from an accelerator."""
+    """The values of a step; some of them are still on their way from an accelerator."""
 
     step: int
     values: dict[str, float]
@@ -55,42 +55,41 @@ class TrackerCallback(LogMetricsCallback):
     """Sends metrics and settings to TensorBoard, MLflow, Weights & Biases and other experiment trackers.
 
     Each metric of the run history is sent when it was updated: after training epochs, evaluations and ``evaluate()``.
-    The run config is sent once, when training starts. Every ``every_n_updates`` updates the state of the training is
-    sent too:
+    The run config is sent once, when training starts. Every ``every_n_updates`` updates it also sends
 
-    - ``train/loss``: the mean over the samples of all processes since the last time, within an epoch;
+    - ``train/loss``: the mean over the samples of all processes since the last report, within an epoch;
     - ``train/learning_rate``: the rate of the update; ``train/learning_rate_0`` and so on with several
       parameter groups;
     - ``train/gradient_norm``: before clipping, if the run clips by norm (``gradient_clip_norm=math.inf`` measures
       the norm and clips nothing);
     - ``train/samples_per_second``: of all processes, without the time of evaluations;
-    - ``train/accelerator_memory_gib``: the peak memory of tensors, on a CUDA device of the first process.
+    - ``train/accelerator_memory_gib``: the peak memory of tensors in GiB, on a CUDA device of the first process.
 
     The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
     interruptions, and so does the run in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; other trackers
     begin a new run. A training state holds the last reports: if the process was killed before a tracker had written
-    them, the resumed run sends them again. Trackers are opened when ``train()`` or ``evaluate()`` starts and stay open
-    until ``finish()``, the end of the script, or until another ``TrackerCallback`` opens the same ones, of which a
-    process has one run at a time. Only the first process opens and writes.
+    them, the resumed run sends them again. Trackers are opened when ``train()`` or ``evaluate()`` starts. They stay
+    open until ``finish()``, the end of the script, or until another ``TrackerCallback`` opens the same trackers,
+    because a process has a single run of a tracker at a time. Only the first process opens and writes.
 
-    Between reports nothing is read from an accelerator, and a report waits for nothing: it is
+    Between reports nothing is read from an accelerator, and a report never waits for the device: it is
     sent when its values have arrived, a few updates later.
 
     Args:
-        trackers: One name or several of ``pa_callbacks_extra.experiment_trackers.known_trackers()``; their packages
+        trackers: A name or several names of ``pa_callbacks_extra.experiment_trackers.known_trackers()``; their packages
             have to be installed.
         project_name: The name of the project in the trackers. With TensorBoard it names the folder of the run in
-            ``logging_dir``, so that each run needs a different name.
+            ``logging_dir``, so each run needs a different name.
         logging_dir: The folder of trackers that write files. The default is ``runs``, as in
             ``tensorboard --logdir runs``.
-        config: Settings to record besides the run config, whose entries they override.
+        config: Settings to record in addition to the run config; they override its entries.
         init_kwargs: For each tracker by its name, further arguments, for example
             ``{"wandb": {"mode": "offline"}}``.
         every_n_updates: The number of updates from one report to the next. The default, 50, is enough for a smooth
             curve, and a small share of the time even with a tracker on another machine.
 
     Raises:
-        ConfigurationError: There is no such tracker, a tracker rejects its arguments, or ``every_n_updates`` is
+        ConfigurationError: A tracker is unknown or rejects its arguments, or ``every_n_updates`` is
             not a positive number.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
@@ -139,7 +138,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Continue the count of the run before."""
+        """Continue to count from the run before."""
         super().on_prepare_start(trainer, **kwargs)
         self._updates_of_earlier_runs += self._updates_of_this_run
         self._updates_of_this_run = 0
@@ -153,7 +152,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to look at the training of this epoch."""
+        """Begin to measure the training of this epoch."""
         super().on_train_epoch_start(trainer, **kwargs)
         self._window.loss_totals = None
         self._look_at_clock(trainer)
@@ -163,7 +162,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the trackers before the first step: a run that is resumed has its state only since a moment ago."""
+        """Open the trackers before the first step, when the state of a resumed run is loaded."""
         opened = self._open_trackers()
         if self._stored_config is None:
             self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
@@ -178,9 +177,9 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Finish the trackers if there are several processes, of which one that fails may end before Python does.
+        """Finish the trackers if there are several processes: a process that fails may be killed before Python ends.
 
-        A single process leaves that to the end of Python, by which trackers tell runs that failed from others.
+        A single process finishes them when Python ends, where trackers can tell that the run has failed.
         """
         if trainer.num_processes > 1:
             self.finish()
@@ -188,7 +187,7 @@ class TrackerCallback(LogMetricsCallback):
     def finish(self) -> None:
         """End the runs in the trackers now instead of with the script, for example between the cells of a notebook.
 
-        Later reports continue them. It does nothing if nothing is open.
+        Later reports continue the runs. Without open trackers, it does nothing.
         """
         if self._open is not None:
             self._open.finish()
@@ -213,7 +212,7 @@ class TrackerCallback(LogMetricsCallback):
             _last_opened.update(dict.fromkeys(self.tracker_names, self._open))
         return self._open
 
-    # What is sent after epochs
+    # Reports after epochs
 
     @override
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
@@ -224,7 +223,7 @@ class TrackerCallback(LogMetricsCallback):
         self._last_step = self.step
         opened.log({**metrics, "epoch": self._epoch}, self._last_step)
 
-    # What a script sends
+    # Reports of a script
 
     @property
     def step(self) -> int:
@@ -236,8 +235,8 @@ class TrackerCallback(LogMetricsCallback):
 
         Args:
             name: The name of the image in the trackers.
-            image: Of shape ``(channels, height, width)`` or ``(height, width)``, on any device: floats from 0 to 1, or
-                bytes. ``torchvision.utils.make_grid`` makes one image of a batch.
+            image: A tensor of shape ``(channels, height, width)`` or ``(height, width)``, on any device: floats from 0
+                to 1, or bytes. ``torchvision.utils.make_grid`` makes an image of a batch.
 
         Raises:
             ConfigurationError: The tensor does not have such a shape or type.
@@ -251,7 +250,7 @@ class TrackerCallback(LogMetricsCallback):
         Pass ``step`` with everything that you send, so that it lines up with the metrics.
 
         Args:
-            name: The tracker, one of ``tracker_names``.
+            name: A name of ``tracker_names``.
 
         Returns:
             The ``SummaryWriter`` of TensorBoard, the run of other trackers; None on processes other than the first.
@@ -261,7 +260,7 @@ class TrackerCallback(LogMetricsCallback):
         """
         return self._open_trackers().native(name)
 
-    # What is sent every few updates
+    # Reports every few updates
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -276,7 +275,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the time of the training."""
+        """Stop the clock of the training."""
         super().on_eval_epoch_start(trainer, **kwargs)
         if self._window.paused_at is None:
             self._window.paused_at = trainer.run_history.clock.seconds
@@ -336,13 +335,13 @@ class TrackerCallback(LogMetricsCallback):
                 self._last_step = report.step
                 self._open_trackers().log(report.values, report.step)
 
-    # What a resumed run continues from
+    # State of a resumed run
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the position on the x axis and what was sent: a resumed run sends later reports again.
+        """Return the position on the x axis and the last reports, which a resumed run may have to send again.
 
-        It waits until MLflow has written what it logs asynchronously.
+        It waits until MLflow has written everything that it logs asynchronously.
         """
         self._send(self._under_way.wait_for_all())
         if self._open is not None and self._open.is_open:
@@ -363,7 +362,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of the first process, with other runs than the open ones."""
+        """Restore the state of the first process, and continue its runs instead of those that are open."""
         self.finish()
         totals = state_dict["loss_totals"]
         self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)
@@ -377,7 +376,7 @@ class TrackerCallback(LogMetricsCallback):
 
 
 def _learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
-    """The rates of the next update; a rate that is a tensor is copied, since schedulers change it in place."""
+    """Return the rates of the next update; a rate that is a tensor is copied, since schedulers change it in place."""
     rates = [group["lr"] for group in optimizer.param_groups]
     return [rate.clone() if isinstance(rate, Tensor) else float(rate) for rate in rates]
 

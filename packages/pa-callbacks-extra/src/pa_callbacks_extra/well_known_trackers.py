@@ -1,4 +1,4 @@
-"""What is known of the trackers whose runs continue: MLflow, SwanLab, TensorBoard, Trackio, Weights & Biases."""
+"""The trackers whose runs can continue: MLflow, SwanLab, TensorBoard, Trackio, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def _waits_for_nothing() -> None:
 
 @dataclass(frozen=True)
 class WellKnownTracker:
-    """How a tracker names a run, how it continues one, what it loses with a killed process, and how it takes an image.
+    """How a tracker names a run, continues it, logs an image, and which reports it loses if the process is killed.
 
     Attributes:
-        id_of: Called with the tracker's own object.
-        arguments: Called with what ``id_of`` returned and the last step that belongs to the run.
+        id_of: Called with the tracker's own object; returns the identifier of the run.
+        arguments: Called with the identifier and the last step that belongs to the run; returns arguments that continue
+            it.
         log_image: Called with the tracker's own object, the name of the image, its pixels and the step.
         forgets_config: Whether the config is lost when a run continues.
-        points: Called with the tracker's own object and a step: yields what the run has at this step and later ones.
-        late_seconds: How old a report is when it is certainly written.
-        late_reports: How many later reports there are when it is certainly written.
-        begins_at: Called with the tracker's own object: the first step that it takes.
-        settle: Waits until everything that was reported is written, where the tracker has a way.
+        points: Called with the tracker's own object and a step; yields the points of the run from this step on.
+        late_seconds: The age at which a report is certainly written.
+        late_reports: The number of later reports after which a report is certainly written.
+        begins_at: Called with the tracker's own object; returns the first step that it accepts.
+        settle: Waits until all reports are written, if the tracker has a way to wait.
     """
 
     id_of: Callable[[Any], str]
@@ -54,7 +55,7 @@ def _points_of_mlflow(run: Any, since: int) -> Iterator[Point]:
     client: Any = import_module("mlflow").MlflowClient()
     run_id: str = run.info.run_id
     for name in client.get_run(run_id).data.metrics:
-        if name.startswith("system/"):  # MLflow's own, which count steps of their own
+        if name.startswith("system/"):  # MLflow's own metrics, which count other steps
             continue
         for point in client.get_metric_history(run_id, name):
             if point.step >= since:
@@ -79,10 +80,10 @@ WELL_KNOWN = {
             pixels, key=name, step=step, synchronous=True
         ),
         points=_points_of_mlflow,
-        # Does nothing but with MLFLOW_ENABLE_ASYNC_LOGGING.
+        # Has an effect only with MLFLOW_ENABLE_ASYNC_LOGGING.
         settle=lambda: import_module("mlflow").flush_async_logging(),
     ),
-    # An offline run is written when 4 to 8 KiB have come together, with one to six reports in 1 KiB.
+    # An offline run is written in blocks of 4 to 8 KiB; a report takes up to 1 KiB.
     "swanlab": WellKnownTracker(
         lambda run: str(run.id),
         lambda run, step: {"id": run, "resume": "allow"},
@@ -91,7 +92,7 @@ WELL_KNOWN = {
         late_seconds=10.0,
         late_reports=100,
     ),
-    # A folder is the run; what was written there for later steps is not shown any more.
+    # A folder is the run; TensorBoard hides points of later steps that were written there before.
     "tensorboard": WellKnownTracker(
         lambda writer: str(writer.log_dir),
         lambda run, step: {"purge_step": step + 1},

@@ -1,4 +1,4 @@
-"""Freezing, unfreezing and learning rates for the parts of a model, for transfer learning in any PyTorch loop.
+"""Freezes, unfreezes and sets learning rates of the parts of a model, for transfer learning in any PyTorch loop.
 
 Public are the names in ``__all__`` of ``pa_finetuning``.
 """

@@ -1,4 +1,4 @@
-"""Layer groups as a script gives them, by names, modules and parameters, and the modules that they stand for."""
+"""Finds the modules of layer groups that a script gives by names, modules and parameters."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeAlias, cast
 from torch import nn
 
 LayerGroupLike: TypeAlias = str | nn.Module | nn.Parameter | Sequence[str | nn.Module | nn.Parameter]
-"""A part of a model, by its dotted name or itself, or a list of several parts that make one layer group."""
+"""A part of a model, or its dotted name; or a list of several parts that make a layer group."""
 
 
 def modules_of_groups(model: nn.Module, layer_groups: Sequence[LayerGroupLike]) -> list[nn.Module]:
-    """Return the module of each group: the one that was given, or a container that holds the several.
+    """Return the module of each group: the given module, or a container that holds the several parts.
 
     Raises:
         ValueError: A name is not in the model, or a group is empty.
-        TypeError: Something is neither a name nor a part of a model.
+        TypeError: An entry is neither a name nor a part of a model.
     """
     given = cast("object", layer_groups)
     if isinstance(given, str | nn.Module) or not isinstance(given, Sequence):
@@ -38,7 +38,7 @@ def _module_of_group(model: nn.Module, group: object, place: str) -> nn.Module:
             "a list of them. Pass a name such as those in model.named_modules()."
         )
     if not group:
-        raise ValueError(f"Given: {place}, which is empty. Expected: what the group consists of. Remove it.")
+        raise ValueError(f"Given: {place}, which is empty. Expected: the parts of the group. Add parts, or remove it.")
     parts = cast("Sequence[object]", group)
     return nn.ModuleList(_module_of_part(model, part, f"{place}[{number}]") for number, part in enumerate(parts))
 
@@ -68,5 +68,5 @@ def _named(model: nn.Module, name: str, place: str) -> nn.Module | nn.Parameter:
     close = below[:1] or get_close_matches(name, names, n=1) or [next(iter(dict(model.named_children())), "")]
     raise ValueError(
         f"Given as {place}: {name!r}, which is not a module or parameter of {type(model).__name__}. Expected: a name "
-        f"as in model.named_modules(). Pass one such as {close[0]!r}."
+        f"as in model.named_modules(). Pass a name such as {close[0]!r}."
     )

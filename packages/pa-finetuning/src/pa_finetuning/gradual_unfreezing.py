@@ -1,4 +1,4 @@
-"""Unfreezing a model while it is trained: from the output to the input, one stage after another."""
+"""Unfreezes a model while it is trained, from the output to the input, stage after stage."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class TrainerLike(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if nothing is trained."""
+        """The optimizer; None if the run trains no parameters."""
         ...
 
     @property
     def scheduler(self) -> object:
-        """The scheduler of the run, None without one."""
+        """The scheduler of the run; None if the run has no scheduler."""
         ...
 
     @property
@@ -67,41 +67,42 @@ class TrainerLike(Protocol):
 
     @property
     def num_epochs_completed(self) -> int:
-        """The epochs of the run that are over."""
+        """The number of completed epochs of the run."""
         ...
 
     @property
     def num_updates_completed(self) -> int:
-        """The updates that the run has made; more than 0 when a resumed run starts."""
+        """The number of updates that the run has made; above 0 when a resumed run starts."""
         ...
 
 
 class GradualUnfreezing:
-    """Unfreezes one layer group after another during a run, starting near the output.
+    """Unfreezes the layer groups of a model in turn during a run, starting near the output.
 
-    This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3): the layers that know least of the new
-    task learn first, and those below them are not disturbed by gradients that come from random weights.
+    This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data: the
+    layers near the output, which know least of the new task, learn first, and gradients that come from random weights
+    do not disturb the layers below.
 
-    It has the events of a callback: ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` is one for
+    It has the events of a callback: derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` for
     ``pa_core.Trainer``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch.
 
     The optimizer has to hold the frozen parameters from the start, so that schedulers, checkpoints and states see
-    the same parameter groups in all stages. Either it was made of
-    ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or the callback is given the
-    ``learning_rates`` and adds the groups before the scheduler of the run is made.
+    the same parameter groups in all stages. Either make the optimizer from
+    ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or pass ``learning_rates`` to this class,
+    which then adds the groups before the scheduler of the run is made.
 
-    Epochs count as in the history of the run. The number of an epoch alone decides what is unfrozen, so a
-    run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as one
-    that was never interrupted.
+    Epochs are counted as in the history of the run. The number of an epoch alone decides which layer groups are
+    unfrozen, so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an
+    uninterrupted run.
 
     Args:
         freezer: The freezer, after ``freeze()``. The stages unfreeze the parameters that are frozen now.
-        learning_rates: The rates with which to add the frozen parameters to the optimizer, as
-            ``ModelFreezer.get_parameter_groups`` takes them; None if the optimizer holds them already.
-        epochs_per_stage: Epochs from one stage to the next, by default 1. The first stage unfreezes nothing. Each
-            further stage unfreezes the last layer group that still has frozen parameters.
-        stages: Custom stages, which override ``epochs_per_stage``: the epoch, from 1, to the index of the layer
-            group from which on everything is unfrozen when that epoch begins.
+        learning_rates: The rates for the frozen parameters that are added to the optimizer, as for
+            ``ModelFreezer.get_parameter_groups``. None, the default, if the optimizer holds them already.
+        epochs_per_stage: The number of epochs from a stage to the next, by default 1. The first stage unfreezes no
+            parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
+        stages: Custom stages, which override ``epochs_per_stage``: a mapping from the epoch, from 1, in which a stage
+            begins to the index of a layer group; this group and all groups after it are then unfrozen.
         set_modules_as_training: Whether unfrozen modules are put into training mode, as for
             ``ModelFreezer.unfreeze``.
 
@@ -109,11 +110,10 @@ class GradualUnfreezing:
         freezer: As given.
         learning_rates: As given.
         set_modules_as_training: As given.
-        stages: The epoch at which a stage begins, to the index of the layer group, from the start, from which on
-            everything is unfrozen then.
+        stages: The stages: a mapping from epochs to indexes of layer groups, counted from the start.
 
     Raises:
-        ValueError: Nothing is frozen, a stage would unfreeze nothing, or a number of epochs is not positive.
+        ValueError: No parameter is frozen, a stage would unfreeze no parameter, or a number of epochs is not positive.
         IndexError: A stage names a layer group that does not exist.
         TypeError: An epoch or an index is not an integer.
 
@@ -158,7 +158,9 @@ class GradualUnfreezing:
         self._epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Unfreeze the parameters that an epoch trains. A second call changes nothing.
+        """Unfreeze the parameters that an epoch trains; call it before each epoch of a custom loop.
+
+        A second call for the same epoch changes nothing.
 
         Args:
             epoch: The number of the epoch that is about to begin, from 1.
@@ -172,7 +174,7 @@ class GradualUnfreezing:
         """Add the frozen parameters to the optimizer, once, if learning rates were given.
 
         Raises:
-            ValueError: The optimizer holds some of them already, or the rates are wrong.
+            ValueError: The optimizer already holds some of these parameters, or the rates are wrong.
         """
         optimizer = trainer.optimizer
         if self.learning_rates is not None and optimizer is not None and optimizer is not self._extended:
@@ -180,13 +182,11 @@ class GradualUnfreezing:
             self._extended = optimizer
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Unfreeze the parameters that the first epoch of the run trains.
-
-        A resumed run has unfrozen it before; ``load_state_dict`` sees to the rest.
+        """Unfreeze the parameters that the first epoch of the run trains; in a resumed run, the state has done so.
 
         Raises:
-            ValueError: The optimizer does not hold what the stages unfreeze, or the scheduler was made before the
-                optimizer did.
+            ValueError: The optimizer lacks parameters that the stages unfreeze, or the scheduler was made before they
+                were added to the optimizer.
         """
         self._require_held(trainer.optimizer)
         _require_rate_for_each_group(trainer.scheduler, trainer.optimizer)
@@ -195,15 +195,15 @@ class GradualUnfreezing:
             self.start_epoch(self._epoch)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Unfreeze the parameters that the next epoch trains, if there is one.
+        """Unfreeze the parameters that the next epoch trains, unless this epoch was the last.
 
-        This event, and not the start of the epoch, is early enough for a model that is trained by several processes.
+        At the start of an epoch it would be too late for a model that is trained by several processes.
         """
         if trainer.num_epochs_completed < trainer.run_config.num_epochs:
             self.start_epoch(trainer.run_history.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stages: a resumed run keeps those that it began with."""
+        """Return the stages, because a resumed run keeps the stages that it began with."""
         return {"stages": dict(self.stages)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class GradualUnfreezing:
         if lacking:
             raise ValueError(
                 f"Given: {type(optimizer).__name__} without the frozen parameters of layer groups {lacking}, which "
-                "would be unfrozen and yet not trained. Expected: an optimizer that holds all that the stages unfreeze."
+                "would be unfrozen and not trained. Expected: an optimizer that holds all these parameters."
                 " Make it of freezer.get_parameter_groups(learning_rates, include_frozen=True), or pass learning_rates "
                 "to GradualUnfreezing."
             )
@@ -241,12 +241,12 @@ def _groups_of(freezer: ModelFreezer) -> LayerGroups:
 
 
 def _require_rate_for_each_group(scheduler: object, optimizer: Optimizer | None) -> None:
-    """Schedulers of torch know the groups that were there when they were made, and fail at the first step later."""
+    """Raise an error now; schedulers of torch fail at their first step if groups were added after they were made."""
     groups = [] if optimizer is None else optimizer.param_groups
     num_scheduled = len(getattr(scheduler, "base_lrs", groups))
     if num_scheduled < len(groups):
         raise ValueError(
-            f"Given: {type(scheduler).__name__} made for {num_scheduled} parameter groups, before the frozen ones were "
+            f"Given: {type(scheduler).__name__} made for {num_scheduled} parameter groups, before frozen groups were "
             f"added. Expected: a scheduler of all {len(groups)}. Pass create_scheduler_fn to the run; or make the "
             "optimizer of freezer.get_parameter_groups(learning_rates, include_frozen=True), then the scheduler, and "
             "give GradualUnfreezing no learning_rates."
@@ -267,8 +267,8 @@ def _checked_stages(groups: LayerGroups, stages: Mapping[int, int]) -> dict[int,
     to_unfreeze = _groups_to_unfreeze(groups)
     if not stages:
         raise ValueError(
-            "Given: stages without an epoch. Expected: {epoch: index of a layer group}. Pass at least one stage, or "
-            "leave stages out for one layer group after another."
+            "Given: stages without an epoch. Expected: {epoch: index of a layer group}. Pass at least a stage, or "
+            "leave stages out to unfreeze the layer groups in turn."
         )
     checked: dict[int, int] = {}
     for epoch in sorted(_integer("an epoch of stages", epoch) for epoch in stages):
@@ -287,7 +287,7 @@ def _checked_stages(groups: LayerGroups, stages: Mapping[int, int]) -> dict[int,
 
 
 def _groups_to_unfreeze(groups: LayerGroups) -> set[int]:
-    """The layer groups with frozen parameters; one that several share counts for the last of them."""
+    """Return the layer groups with frozen parameters; a shared parameter counts for the last of its groups."""
     owned = reversed(owned_parameters(reversed(groups.parameters)))
     indexes = {index for index, group in enumerate(owned) if any(map(is_frozen, group))}
     if not indexes:

@@ -1,4 +1,4 @@
-"""Options of single parameters, by which the parameter groups of an optimizer are divided further."""
+"""Options of single parameters, which divide the parameter groups of an optimizer further."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def options_without_decay(model: nn.Module) -> dict[nn.Parameter, dict[str, Any]
 def options_in_timm_groups(
     model: nn.Module, timm_groups: Iterable[Mapping[str, Any]], needed: Iterable[nn.Parameter]
 ) -> dict[nn.Parameter, dict[str, Any]]:
-    """Return the scale of the learning rate and the weight decay that each parameter has in groups of timm.
+    """Return the scale of the learning rate and the weight decay of each parameter in groups of timm.
 
     Raises:
-        ValueError: A parameter that is needed is in none of them.
+        ValueError: A needed parameter is in none of the groups.
     """
     options: dict[nn.Parameter, dict[str, Any]] = {}
     for group in timm_groups:
@@ -35,8 +35,8 @@ def options_in_timm_groups(
         first = next(name for name, parameter in model.named_parameters() if parameter in lacking)
         raise ValueError(
             f"Given: timm_groups without {first}, one of {len(lacking)} parameters of {type(model).__name__} that are "
-            "in none of them. Expected: groups of all requested parameters. Call timm's "
-            "param_groups_layer_decay(model) for this model, and before anything is frozen: it leaves out what is."
+            "in none of the groups. Expected: groups with all requested parameters. Call timm's "
+            "param_groups_layer_decay(model) for this model before you freeze it: timm leaves out frozen parameters."
         )
     return options
 
@@ -48,7 +48,7 @@ def divide_groups(
 
     Args:
         groups: ``{"params": [...], "lr": rate}``.
-        options: Options by parameter; later ones win. A ``lr_scale`` is multiplied on the rate.
+        options: Options by parameter; later options win. The rate is multiplied by ``lr_scale``.
     """
     divided: list[dict[str, Any]] = []
     for group in groups:

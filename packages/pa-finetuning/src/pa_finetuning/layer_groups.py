@@ -1,4 +1,4 @@
-"""The layer groups of a model: which there are, how they are counted, and which parameters are theirs."""
+"""The layer groups of a model: their modules, their indexes and their parameters."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LayerGroup(NamedTuple):
     """
 
     layer_group_idx: tuple[int, int]
-    """The index of the group, counted from the start and from the end."""
+    """The index of the group, counted from the start and from the end, such as ``(0, -2)``."""
 
     module: nn.Module
-    """The module that is the group; where the group has several, a container that holds them."""
+    """The module of the group; if the group has several modules, a container that holds them."""
 
     is_frozen: bool
-    """Whether it has frozen parameters and, except for batch norms that keep learning, no others."""
+    """Whether the group has frozen parameters, and no others except those of batch norms that keep learning."""
 
 
 class Layer(NamedTuple):
@@ -47,32 +47,34 @@ class Layer(NamedTuple):
     """
 
     layer_group_idx: tuple[int, int] | None
-    """The index of the layer group that it is in; None for a layer without parameters that is in none of them."""
+    """The index of its layer group; None for a layer without parameters that is in no group."""
 
     module: nn.Module
     """The layer."""
 
     is_frozen: bool
-    """Whether it has frozen parameters and no others."""
+    """Whether the layer has frozen parameters and no others."""
 
 
 class LayerGroups:
     """The layer groups of a model by their index, with the parameters of each.
 
-    Parameters that sit on the model itself and are in no group belong to the first one.
+    Parameters of the model itself that are in no group belong to the first group.
 
     Args:
         model: The model that is divided into groups.
-        groups: The module, or the record, of each group; a module that is not the model's own stands for what it
-            holds of the model.
+        groups: The module, or the record, of each group. A container that is not in the model represents the parts of
+            the model that it holds.
 
     Attributes:
         model_name: The name of the model's class.
         modules: The module of each group.
-        parameters: The parameters of each group, each of them once; one that several groups share is in each of them.
+        parameters: The parameters of each group, each of them once; a parameter that several groups share is in each of
+            these groups.
 
     Raises:
-        ValueError: There is no group, one is not part of the model, two overlap, or parameters are in none of them.
+        ValueError: There is no group, a group is not part of the model, two groups overlap, or parameters are in no
+            group.
         TypeError: A group is neither a record nor a module.
     """
 
@@ -81,8 +83,8 @@ class LayerGroups:
         self.modules: list[nn.Module] = [_module_of(group, index) for index, group in enumerate(groups)]
         if not self.modules:
             raise ValueError(
-                f"Given: no layer group for {self.model_name}. Expected: at least one. Leave layer_groups out, or "
-                "return what super().get_layer_groups() returns, for one group for each direct child of the model."
+                f"Given: no layer group for {self.model_name}. Expected: at least a group. Leave layer_groups out, or "
+                "return super().get_layer_groups(), for a group for each direct child of the model."
             )
         _require_disjoint([_names_within(model, module, index) for index, module in enumerate(self.modules)])
         self.parameters: list[list[nn.Parameter]] = [list(module.parameters()) for module in self.modules]
@@ -114,7 +116,7 @@ class LayerGroups:
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(
                 f"Given as the index of a layer group: {index!r}, of type {type(index).__name__}. Expected: an "
-                "integer. Pass a position in get_layer_groups(); negative ones count from the end."
+                "integer. Pass a position in get_layer_groups(); negative positions count from the end."
             )
         num_groups = len(self)
         if not -num_groups <= index < num_groups:
@@ -126,11 +128,11 @@ class LayerGroups:
         return as_integer(index) % num_groups
 
     def indexes_between(self, start: int, end: int) -> range:
-        """Return the indexes from one layer group to another, both included, whichever comes first.
+        """Return the indexes from a layer group to another, both included; either may come first.
 
         Raises:
-            TypeError: One of them is not an integer.
-            IndexError: One of them is not a layer group.
+            TypeError: An index is not an integer.
+            IndexError: An index is not the index of a layer group.
         """
         first, last = sorted((self.resolve_index(start), self.resolve_index(end)))
         return range(first, last + 1)
@@ -157,7 +159,7 @@ def _module_of(group: object, index: int) -> nn.Module:
 
 
 def _names_within(model: nn.Module, module: nn.Module, group: int) -> list[str]:
-    """The names, in the model, of a module, or of all that it holds where it is a custom container."""
+    """Return the names of a module in the model; for a container that is not in the model, those of its modules."""
     names_in_model = {other: name for name, other in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())}
     if module in names_in_model:
         return [names_in_model[module]]
@@ -180,7 +182,7 @@ def _require_disjoint(names_of_groups: list[list[str]]) -> None:
         if path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.") or not path or not other:
             raise ValueError(
                 f"Given: layer groups that overlap, {path!r} in group {group} and {other!r} in group {other_group}. "
-                "Expected: each part of the model in one group. Remove one of the two, or replace the larger one by "
+                "Expected: each part of the model in one group. Remove one of the two, or replace the larger group by "
                 "its parts."
             )
 

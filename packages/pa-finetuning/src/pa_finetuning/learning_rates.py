@@ -1,4 +1,4 @@
-"""A learning rate for each layer group: one for all, falling towards the input, or given one by one."""
+"""A learning rate for each layer group: the same for all, falling towards the input, or given group by group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from pa_finetuning.layer_groups import LayerGroups
 
 LearningRates: TypeAlias = float | Sequence[float] | Mapping[int, float]
-"""One learning rate for all layer groups, a list with one for each of them, or a mapping ``{index: rate}``."""
+"""A learning rate for all layer groups, a list with a rate for each of them, or a mapping ``{index: rate}``."""
 
 
 def falling_rates(lr: float, factor: float, distances: Sequence[int]) -> list[float]:
@@ -18,11 +18,11 @@ def falling_rates(lr: float, factor: float, distances: Sequence[int]) -> list[fl
 
     Raises:
         ValueError: The rate or the factor is not positive and finite.
-        TypeError: One of them is not a number.
+        TypeError: The rate or the factor is not a number.
     """
     if not 0 < _number("factor", factor) < math.inf:
         raise ValueError(
-            f"Given: factor={factor!r}. Expected: a number above 0 and finite. Pass one below 1 to let layer groups "
+            f"Given: factor={factor!r}. Expected: a number above 0 and finite. Pass less than 1 to let layer groups "
             "near the input learn more slowly than those near the output, and 1 for the same rate everywhere."
         )
     rate = _rate("lr", lr)
@@ -45,7 +45,7 @@ def rates_by_group(groups: LayerGroups, learning_rates: LearningRates) -> dict[i
         rates = [_rate(f"learning_rates[{index}]", rate) for index, rate in enumerate(learning_rates)]
         if len(rates) != num_groups:
             raise ValueError(
-                f"Given: {len(rates)} learning rates, {rates}. Expected: {num_groups}, one for each layer group of "
+                f"Given: {len(rates)} learning rates, {rates}. Expected: {num_groups}, a rate for each layer group of "
                 f"{groups.model_name}, including those without parameters. Pass a mapping {{index: rate}} to name "
                 "only some of the groups, or the return value of get_learning_rates()."
             )
@@ -57,15 +57,15 @@ def _rates_of_mapping(groups: LayerGroups, learning_rates: Mapping[int, float]) 
     if not learning_rates:
         raise ValueError(
             "Given: an empty mapping of learning rates. Expected: {index: rate}. Pass a rate for each layer group "
-            "that is to be trained, or one number for all of them."
+            "that is to be trained, or a single number for all of them."
         )
     rates: dict[int, float] = {}
     for index, rate in learning_rates.items():
         position = groups.resolve_index(index)
         if position in rates:
             raise ValueError(
-                f"Given: learning rates for {list(learning_rates)!r}, of which two are the same layer group, "
-                f"{position}. Expected: one rate for each group. Remove one of the two."
+                f"Given: learning rates for {list(learning_rates)!r}, where two indexes are the same layer group, "
+                f"{position}. Expected: a single rate for each group. Remove one of the two."
             )
         rates[position] = _rate(f"learning_rates[{index}]", rate)
     return rates

@@ -1,4 +1,4 @@
-"""Freezing a model from the input up to some depth, and unfreezing it again, by layer groups."""
+"""Freezes a model from the input up to some depth, and unfreezes it again, by layer groups."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class ModelFreezer:
 
     A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module
     without modules inside it. Layer groups are addressed by their index, in the order in which they were
-    assigned to the model; negative indexes count from the end. For a model that keeps all its layers in one child, as
-    BERT does, pass ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and
+    assigned to the model; negative indexes count from the end. For a model that keeps all its layers in a single child,
+    as BERT does, pass ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and
     for ``GradualUnfreezing``.
 
-    Parameters that sit on the model itself, next to its layer groups, belong to the first group: position
+    Parameters that belong to the model itself, next to its layer groups, belong to the first group: position
     embeddings and class tokens are part of the input. All other parameters have to be in a group. A model that has no
-    modules in it is one group. A parameter that several groups share follows the last call on any of them; if each
-    parameter is wanted once, it counts for the first of its groups.
+    modules in it is a single group. The last call on any of its groups decides about a parameter that several groups
+    share; where each parameter is returned once, it counts for the first of its groups.
 
-    Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so that an optimizer
-    leaves it alone, even with momentum or weight decay. Freeze before the model is wrapped for distributed
-    training, and wrap it again after a change: ``DistributedDataParallel`` does not notice one.
+    Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so an optimizer
+    does not change it, even with momentum or weight decay. Freeze before the model is wrapped for distributed
+    training, and wrap it again after a change: ``DistributedDataParallel`` does not notice the change.
 
     Args:
-        model: The model, without wrappers. If it is compiled, the module that was compiled is used.
-        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default, they keep learning,
-            as their statistics have to fit the new data.
+        model: The model, without wrappers. If it is compiled, the original module is used.
+        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. The default is False: they keep
+            learning, as their statistics have to fit the new data.
         layer_groups: Custom layer groups, from the input to the output: each a module or parameter of the model,
             its dotted name such as ``"bert.encoder.layer.0"``, or a list of several. None for the direct children.
 
@@ -51,8 +51,8 @@ class ModelFreezer:
         freeze_batch_norms: As given.
 
     Raises:
-        ValueError: The model has no parameters; or the layer groups overlap, leave parameters out, or name what is not
-            in the model.
+        ValueError: The model has no parameters; or the layer groups overlap, leave parameters out, or name a part that
+            the model does not have.
         TypeError: The model is wrapped for distributed training, or a layer group is neither a name nor a part of the
             model.
 
@@ -97,10 +97,10 @@ class ModelFreezer:
             parameter.requires_grad_(can_have_gradients(parameter))
 
     def get_layer_groups(self) -> list[LayerGroup]:
-        """Return the layer groups in order: those that were given, or the direct children of the model.
+        """Return the layer groups in order: the given groups, or the direct children of the model.
 
-        A subclass may override this method; all others follow what it returns. Of each record they take the module
-        alone, and a module in the place of a record will do.
+        A subclass may override this method; all other methods use its return value. They only read the module of each
+        record, so a subclass may return modules instead of records.
         """
         modules = self._given_groups or list(self.model.children()) or [self.model]
         groups = LayerGroups(self.model, modules)
@@ -117,21 +117,21 @@ class ModelFreezer:
         return [Layer(index_of.get(layer), layer, _only_frozen(layer.parameters(recurse=False))) for layer in layers]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are not frozen."""
+        """Return the parameters that are not frozen, for an optimizer."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
-        """Freeze layer groups; by default, all but the last one.
+        """Freeze layer groups; by default, all except the last.
 
         Args:
             from_index: The index of a layer group at one end of the range to freeze.
-            to_index: The index of the layer group at its other end, which is frozen too.
-            set_modules_as_eval: Whether the modules that are frozen are in eval mode from now on, so that
+            to_index: The index of the layer group at the other end, which is frozen too.
+            set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that
                 they neither drop out nor, if frozen, update batch norm statistics. ``model.train()`` does not
                 change that; ``unfreeze`` does.
 
         Raises:
-            IndexError: There is no layer group at one of the indexes; nothing was frozen.
+            IndexError: There is no layer group at an index; nothing was frozen.
             TypeError: An index is not an integer; nothing was frozen.
         """
         groups = self._groups()
@@ -153,9 +153,9 @@ class ModelFreezer:
 
         Args:
             from_index: The index of a layer group at one end of the range to unfreeze.
-            to_index: The index of the layer group at its other end, which is unfrozen too.
+            to_index: The index of the layer group at the other end, which is unfrozen too.
             set_modules_as_training: Whether the modules are put into training mode, and follow
-                ``model.train()`` again. If False, those that ``freeze`` put into eval mode stay there.
+                ``model.train()`` again. If False, modules that ``freeze`` put into eval mode stay there.
 
         Returns:
             For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}``
@@ -163,7 +163,7 @@ class ModelFreezer:
             optimizer does not have them yet. No parameter appears twice.
 
         Raises:
-            IndexError: There is no layer group at one of the indexes; nothing was unfrozen.
+            IndexError: There is no layer group at an index; nothing was unfrozen.
             TypeError: An index is not an integer; nothing was unfrozen.
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
@@ -182,19 +182,22 @@ class ModelFreezer:
         return unfrozen
 
     def get_learning_rates(self, lr: float, factor: float = 1 / 2.6) -> list[float]:
-        """Return a learning rate for each layer group: the further from the output, the smaller by a factor.
+        """Return a learning rate for each layer group, smaller by a factor with each step from the output to the input.
 
         Layers near the input are the most general and have to change least. Layer groups without parameters do not
-        count as a distance.
+        count as a step.
 
         Args:
             lr: The rate of the last layer group that has parameters.
-            factor: The factor of the rate from one layer group to the one before it. The default is the one
-                of ULMFiT (arXiv 1801.06146, section 3.2).
+            factor: The rate of a layer group, divided by the rate of the group after it. The default, 1 / 2.6, is
+                the factor of ULMFiT (arXiv 1801.06146, section 3.2).
+
+        Returns:
+            A rate for each layer group, from the input to the output.
 
         Raises:
             ValueError: The rate or the factor is not positive and finite.
-            TypeError: One of them is not a number.
+            TypeError: The rate or the factor is not a number.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2))
@@ -213,30 +216,30 @@ class ModelFreezer:
         decay_norms_and_biases: bool = True,
         timm_groups: Iterable[Mapping[str, Any]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the parameters by layer group, each with its learning rate, as every torch optimizer takes them.
+        """Return the parameters by layer group, each group with its learning rate, for the constructor of an optimizer.
 
-        With the frozen ones included, unfreezing is all that is left to do later: the optimizer leaves a parameter
-        alone as long as it is frozen, keeps no state for it, and its scheduler knows all groups from the start.
+        Include the frozen parameters if you unfreeze some later: the optimizer does not change a frozen parameter and
+        keeps no state for it, and its scheduler knows all groups from the start.
 
         Args:
-            learning_rates: One rate for all layer groups, a list with one for each of them (as
+            learning_rates: A rate for all layer groups, a list with a rate for each of them (as
                 ``get_learning_rates`` returns it), or a mapping from indexes to rates.
-            include_frozen: Whether frozen parameters are among them.
+            include_frozen: Whether frozen parameters are included.
             decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. False gives norms,
                 biases, and other vectors and scalars, separate groups with ``weight_decay=0``.
             timm_groups: The return value of timm's ``param_groups_layer_decay(model)``: the rate of each parameter is
-                multiplied by its ``lr_scale``, which torch's optimizers and schedulers know nothing of, and its weight
-                decay is the one that it has there.
+                multiplied by its ``lr_scale``, which torch's optimizers and schedulers ignore, and its weight
+                decay is copied.
 
         Returns:
             ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several if
-            parameters of a layer group differ in rate or weight decay. Each parameter is in one of them.
+            parameters of a layer group differ in rate or weight decay. No parameter appears twice.
 
         Raises:
-            ValueError: There is no such parameter, a layer group with such parameters has no rate, the rates are
-                not one for each layer group, or one of the parameters is not in ``timm_groups``.
-            IndexError: A rate is given for a layer group that there is not.
-            TypeError: A rate is not a number, or an index not an integer.
+            ValueError: There is no such parameter, a layer group with such parameters has no rate, the number of rates
+                is not the number of layer groups, or a parameter is not in ``timm_groups``.
+            IndexError: A rate is given for a layer group that does not exist.
+            TypeError: A rate is not a number, or an index is not an integer.
 
         Example:
             >>> import torch
@@ -272,19 +275,19 @@ class ModelFreezer:
         """Add the frozen parameters to an optimizer that was made without them, with a group for each layer group.
 
         Do this before a scheduler is made for the optimizer: schedulers of torch do not accept further groups. The
-        optimizer leaves the parameters alone until they are unfrozen, and keeps the state that it has for others.
+        optimizer does not change the parameters until they are unfrozen, and keeps its state of other parameters.
 
         Args:
             optimizer: An optimizer that holds none of the frozen parameters.
             learning_rates: As for ``get_parameter_groups``.
             from_index: The index of a layer group at one end of the range whose frozen parameters are added.
-            to_index: The index of the layer group at its other end, which is included.
+            to_index: The index of the layer group at the other end, which is included.
 
         Raises:
-            ValueError: There is no frozen parameter, the optimizer holds one of them already, or the rates are wrong,
-                as for ``get_parameter_groups``; nothing was added.
-            IndexError: There is no layer group at one of the indexes; nothing was added.
-            TypeError: A rate is not a number, or an index not an integer; nothing was added.
+            ValueError: No parameter is frozen, the optimizer already holds some of these parameters, or the rates are
+                wrong, as for ``get_parameter_groups``; nothing was added.
+            IndexError: There is no layer group at an index; nothing was added.
+            TypeError: A rate is not a number, or an index is not an integer; nothing was added.
 
         Example:
             >>> import torch
@@ -303,7 +306,7 @@ class ModelFreezer:
         if not any(parameters.values()):
             raise ValueError(
                 f"There is nothing to add to the optimizer: no parameter of layer groups {list(indexes)} of "
-                f"{type(self.model).__name__} is frozen. Freeze some first; trainable ones are given to the "
+                f"{type(self.model).__name__} is frozen. Freeze some first; trainable parameters are given to the "
                 "optimizer when it is made."
             )
         held = held_by(optimizer)
@@ -311,7 +314,7 @@ class ModelFreezer:
         if doubled:
             raise ValueError(
                 f"Given: {type(optimizer).__name__} that already holds frozen parameters of layer groups {doubled}. "
-                "Expected: one that holds none of them, or their learning rates would not be those given here. Make "
+                "Expected: an optimizer without them, or the learning rates given here would have no effect. Make "
                 "it of get_trainable_parameters(); or make it of get_parameter_groups(learning_rates, "
                 "include_frozen=True), and add nothing."
             )
@@ -328,14 +331,14 @@ class ModelFreezer:
         without_rate = [index for index, group in parameters.items() if group and index not in rates]
         if without_rate:
             raise ValueError(
-                f"Given: learning rates for layer groups {sorted(rates)}. Expected: one for each layer group with "
-                f"parameters to train, and there is none for {without_rate}. Add them to the mapping, or freeze these "
+                f"Given: learning rates for layer groups {sorted(rates)}. Expected: a rate for each layer group with "
+                f"parameters to train; {without_rate} lack a rate. Add rates to the mapping, or freeze these "
                 "groups and leave them out."
             )
         return [{"params": group, "lr": rates[index]} for index, group in parameters.items() if group]
 
     def _named_as_in(self, optimizer: Optimizer, parameter_group: dict[str, Any]) -> dict[str, Any]:
-        """Optimizers that were given names with their parameters take no groups without."""
+        """Give a group names if the optimizer has them; an optimizer with names accepts no groups without."""
         if not any("param_names" in group for group in optimizer.param_groups):
             return parameter_group
         names = {parameter: name for name, parameter in self.model.named_parameters()}
@@ -364,11 +367,11 @@ def _without_wrappers(model: nn.Module) -> nn.Module:
     if issubclass(wrapper, (DataParallel, DistributedDataParallel)):
         raise TypeError(
             f"Given: a model in {wrapper.__name__}. Expected: the model itself. Pass the module that was wrapped, "
-            "freeze it, and wrap it afterwards: the wrapper does not notice what is frozen or unfrozen later."
+            "freeze it, and wrap it afterwards: the wrapper does not notice when parameters are frozen later."
         )
     if not any(True for _ in model.parameters()):
         raise ValueError(
-            f"Given: {type(model).__name__} without parameters. Expected: a model with something to freeze. Build its "
+            f"Given: {type(model).__name__} without parameters. Expected: a model with parameters. Build its "
             "layers first."
         )
     return model

@@ -7,12 +7,12 @@ from torch.optim import Optimizer
 
 
 def can_have_gradients(parameter: nn.Parameter) -> bool:
-    """Whether a parameter can be trained. The integers of quantised layers cannot."""
+    """Whether a parameter can be trained; the integers of quantised layers cannot."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 
 def is_frozen(parameter: nn.Parameter) -> bool:
-    """Whether a parameter could be trained and is not."""
+    """Whether a parameter could be trained, and does not require a gradient."""
     return can_have_gradients(parameter) and not parameter.requires_grad
 
 

@@ -30,26 +30,26 @@ def _require(arguments: Mapping[str, float | None], expected: str, is_allowed: C
 
 
 def whole_number(name: str, value: float, minimum: int) -> int:
-    """Return a count as an int; arithmetic on the numbers of a run may have made a float of it.
+    """Return a count as an int, or raise an error if it is not whole; arithmetic may have made a float of it.
 
     Raises:
-        ConfigurationError: It is not a whole number, or too small.
+        ConfigurationError: The value is not a whole number, or it is below the minimum.
     """
-    # A placeholder that was not filled in refuses the comparison itself, and NaN fails it.
+    # The comparison raises a TypeError for a placeholder that was not filled in, and is False for NaN.
     if not value >= minimum or value % 1 != 0:
         refuse(name, value, f"a whole number of at least {minimum}")
     return int(value)
 
 
 def refuse(name: str, value: object, expected: str) -> None:
-    """Raise the error that names one argument."""
+    """Raise the error that names an argument, its value and the expected values."""
     raise ConfigurationError(f"{name} must be {expected}, got {value!r}.")
 
 
 def require_at_most(peak: float, rate: float, name: str, group: int, advice: str) -> None:
-    """Raise an error if a rate to start or end with is above the learning rate of a parameter group."""
+    """Raise an error if a schedule starts or ends above the learning rate of a parameter group."""
     if rate > peak:
         raise ConfigurationError(
-            f"The schedule of parameter group {group} starts or ends above its learning rate: {name}={rate} for a "
-            f"group with lr={peak}. {advice}"
+            f"The schedule of parameter group {group} starts or ends above the group's learning rate: {name}={rate} "
+            f"and lr={peak}. {advice}"
         )

@@ -1,4 +1,4 @@
-"""A cosine descent of the learning rate, with an optional warm-up before it and a hold after it."""
+"""A schedule that lowers the learning rate along half a cosine, after an optional warm-up."""
 
 from __future__ import annotations
 
@@ -18,41 +18,46 @@ _USE_RATIO = "Lower {}, or pass {} for a fraction of the learning rate of each g
 
 
 class CosineLrScheduler(StatefulSchedulerBase):
-    """Raises the learning rate linearly, lowers it along half a cosine, and then holds it.
+    """Raises the learning rate linearly, lowers it along half a cosine, and then holds it at a minimum.
 
-    With W updates of warm-up, C of cool-down and T in all, and ``lr`` the learning rate of a parameter group:
+    Use it for a run whose length you know: it decays over the whole run, so a run that is made longer needs a new
+    schedule (``WSDLrScheduler`` can be continued).
 
-    - before update W the rate rises linearly from the starting rate to ``lr``;
-    - from W to T - C it is ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and
-      D = T - C - W: the cosine of SGDR (arXiv 1608.03983) without restarts, with the k-decay of
+    The run has W updates of warm-up, C of cool-down and T in all; ``lr`` is the learning rate of a parameter group.
+    The rate after n updates is
+
+    - for n < W: linear, from the starting rate to ``lr``;
+    - for W <= n < T - C: ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and
+      D = T - C - W. This is the cosine of SGDR (arXiv 1608.03983, equation 5) without restarts, with the k-decay of
       arXiv 2004.05909;
-    - from T - C on, and past the end of the run, it is the minimum.
+    - from T - C on, even beyond the end of the run: the minimum.
 
-    There is no jump between the parts as long as the cosine has at least one update, that is D > 0. Each
-    group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with, and
-    is not raised to a minimum or starting rate above it.
+    The rate does not jump between the parts if the cosine has at least one update (D > 0). Each parameter group has
+    its own ``lr``: the rate that it had when its first scheduler was made, or when it was added to the optimizer. In
+    a group that is added later with a rate below the minimum or the starting rate, the rate stays as it is.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
-        total_num_epochs: Epochs of the run, including warm-up and cool-down.
-        num_update_steps_per_epoch: Optimizer updates in one epoch.
-        k_decay: Above 1, the rate stays high for longer and falls faster later. Below 1, it is the opposite.
-            The default, 1, is the plain cosine.
+        total_num_epochs: The number of epochs of the run, including warm-up and cool-down.
+        num_update_steps_per_epoch: The number of optimizer updates in an epoch.
+        k_decay: The exponent of the progress. Above 1, the rate stays high for longer and falls faster later;
+            below 1, it falls sooner. The default, 1, is the plain cosine.
         lr_min: The minimum, the same for all groups. The default, 1e-6, is close to 0 for usual rates.
-        min_lr_ratio: The minimum as a fraction of the ``lr`` of each group. If given, it takes precedence over
-            ``lr_min``.
-        num_warmup_epochs: Epochs in which the rate rises; 0, the default, for no warm-up.
+        min_lr_ratio: The minimum as a fraction of the ``lr`` of each group, from 0 to 1. If given, it takes precedence
+            over ``lr_min``.
+        num_warmup_epochs: The number of epochs in which the rate rises. The default, 0, means no warm-up.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without
-            warm-up.
-        warmup_starting_lr_ratio: That rate as a fraction of the ``lr`` of each group. If given, it takes
-            precedence over ``warmup_starting_lr``.
-        num_cooldown_epochs: Epochs at the end in which the rate stays at the minimum; by default 0.
+            warm-up. The default, 1e-6, is close to 0.
+        warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, from 0 to 1. If given, it
+            takes precedence over ``warmup_starting_lr``.
+        num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. The default, 0,
+            lets the cosine end with the run.
 
     Raises:
-        ConfigurationError: The run has no update, warm-up and cool-down do not fit into it, a number is
-            negative, a ratio is not between 0 and 1, or a rate to start or end with is above the ``lr`` of a
+        ConfigurationError: The run has no update, warm-up and cool-down are longer than the run, a number is
+            negative, a ratio is not between 0 and 1, or the minimum or the starting rate is above the ``lr`` of a
             group.
-        TypeError: A placeholder was given that only a trainer can fill in; see ``create_scheduler_fn``.
+        TypeError: A placeholder was passed that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
         >>> import torch
@@ -116,13 +121,14 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
     ) -> Callable[[Optimizer], Self]:
-        """Return a function that makes this scheduler for an optimizer, as ``Trainer.train`` takes it.
+        """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
-        The trainer fills in the length of the run, which is known only when the run starts.
+        The trainer calls the function when the run starts, and fills in the length of the run, which is not known
+        before.
 
         Args:
-            total_num_epochs: As for the class. By default, it is taken from the run.
-            num_update_steps_per_epoch: As for the class. By default, it is taken from the run.
+            total_num_epochs: As for the class. By default, the trainer fills in the epochs of the run.
+            num_update_steps_per_epoch: As for the class. By default, the trainer fills in the updates of an epoch.
             k_decay: As for the class.
             lr_min: As for the class.
             min_lr_ratio: As for the class.
@@ -130,6 +136,9 @@ class CosineLrScheduler(StatefulSchedulerBase):
             warmup_starting_lr: As for the class.
             warmup_starting_lr_ratio: As for the class.
             num_cooldown_epochs: As for the class.
+
+        Returns:
+            A function of an optimizer that returns the scheduler.
 
         Example:
             >>> import torch
@@ -159,7 +168,11 @@ class CosineLrScheduler(StatefulSchedulerBase):
         """Return the learning rate of each parameter group after a number of updates.
 
         Args:
-            num_updates: The number of previous updates. Past the end of the run the minimum stays.
+            num_updates: The number of optimizer updates made so far, from 0. Beyond the end of the run, the rate is the
+                minimum.
+
+        Returns:
+            A rate for each parameter group, in their order.
         """
         return [self._learning_rate(peak, num_updates) for peak in self.initial_values]
 

@@ -1,4 +1,4 @@
-"""The frame of the plots of this package: one pair of axes, with the legend above them."""
+"""The frame of the plots of this package: a pair of axes, with the legend above them."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def single_axes(drawn: str) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, without matplotlib's global state.
+    """Return a figure with a single pair of axes, without matplotlib's global state.
 
     Args:
-        drawn: What is drawn, for the message where matplotlib is missing.
+        drawn: The name of the drawing, for the message where matplotlib is missing.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -36,7 +36,7 @@ def single_axes(drawn: str) -> tuple[Figure, Axes]:
 
 
 def legend_above(axes: Axes, style: PlotStyle, columns: int) -> None:
-    """Place the legend above the axes, where no curve is."""
+    """Place the legend above the axes, where it covers no curve."""
     axes.legend(
         frameon=False, fontsize=9, ncols=columns, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text
     )

@@ -1,4 +1,4 @@
-"""Reading and writing one field of all parameter groups of an optimizer."""
+"""Reading and writing a field of all parameter groups of an optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_field(optimizer: Optimizer, field: str) -> list[float]:
     """Return the value of a field in each parameter group.
 
     Raises:
-        ConfigurationError: A group has no such field, or it is not a single number.
+        ConfigurationError: A group does not have the field, or its value is not a single number.
     """
     return [_read(optimizer, index, group, field) for index, group in enumerate(optimizer.param_groups)]
 
@@ -37,16 +37,16 @@ def _read(optimizer: Optimizer, index: int, group: dict[str, Any], field: str) -
 
 
 def write_field(optimizer: Optimizer, field: str, values: Sequence[float]) -> None:
-    """Set a field in each parameter group; a tensor is changed in place, as captured optimizers need it."""
+    """Set a field in each parameter group; a tensor is changed in place, because a captured CUDA graph reads it."""
     for group, value in zip(optimizer.param_groups, values, strict=True):
         current = group[field]
         if isinstance(current, Tensor):
             current.fill_(value)
         else:
-            # A number of numpy or torch in a group would keep a checkpoint of the optimizer from loading safely.
+            # torch.load(weights_only=True) rejects a checkpoint whose groups hold numbers of numpy.
             group[field] = plain_number(value)
 
 
 def plain_number(value: Any) -> Any:
-    """Return a number of Python for one of numpy or torch, and anything else as it is."""
+    """Return a Python number for a number of numpy or torch, and any other value unchanged."""
     return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else value

@@ -1,4 +1,4 @@
-"""Finding a learning rate with a short run over rising rates, after which everything is restored."""
+"""Finds a learning rate in a short run at rising rates, and restores everything afterwards."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -45,7 +45,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class LearningRateLoss(NamedTuple):
-    """The learning rate and the loss of one update of a search.
+    """The learning rate and the loss of an update of a search; ``LearningRateCurve.rows`` has them.
 
     Example:
         >>> LearningRateLoss(rate=0.1, loss=0.5, smoothed=0.6).rate
@@ -57,12 +57,12 @@ class LearningRateLoss(NamedTuple):
     loss: float
     """The mean loss of the samples of the update, on all processes."""
     smoothed: float
-    """The mean of this loss and those before it, of which each counts a fifth less than the next."""
+    """The weighted mean of this loss and those before it; each loss counts a fifth less than the loss after it."""
 
 
 @dataclass(frozen=True)
 class LearningRateCurve:
-    """The loss over rising learning rates.
+    """The losses that ``find_learning_rate`` measured at rising learning rates.
 
     Example:
         >>> losses = [LearningRateLoss(10.0**power, loss, loss) for power, loss in ((-3, 2.0), (-2, 1.0), (-1, 3.0))]
@@ -71,14 +71,14 @@ class LearningRateCurve:
     """
 
     rows: list[LearningRateLoss]
-    """One for each update, up to the one at which the loss was infinite or four times its lowest."""
+    """A row for each update, up to the update whose loss was infinite or four times the lowest smoothed loss."""
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate at which the smoothed loss is lowest.
+        """A tenth of the rate at which the smoothed loss is lowest: fast, and safely below the rates that diverge.
 
         Raises:
-            ConfigurationError: The loss falls up to the highest rate, or never.
+            ConfigurationError: The loss falls up to the highest rate, or never falls.
         """
         lowest = min(self.rows, key=lambda row: row.smoothed)
         if lowest is self.rows[0] or lowest is self.rows[-1]:
@@ -91,11 +91,11 @@ class LearningRateCurve:
         return lowest.rate / _BELOW_LOWEST
 
     def plot(self, path: str | Path, *, dark: bool = False) -> Path:
-        """Draw the curve, and save the picture.
+        """Draw the loss over the learning rate, and save the picture.
 
         Args:
             path: The file to save, a PNG unless it has another ending. Missing folders are created.
-            dark: Draw on a dark background, for dark pages or slides.
+            dark: Whether to draw on a dark background, for dark pages or slides.
 
         Returns:
             The path of the picture.
@@ -119,32 +119,38 @@ def find_learning_rate(
     train_dataloader_kwargs: dict[str, Any] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> LearningRateCurve:
-    """Train a few updates at rising learning rates, and return the loss at each of them.
+    """Train some updates at rising learning rates, and return the loss at each of them.
 
-    The rate grows by the same factor with each update (Smith, 2017, arXiv:1506.01186), and the search ends early once
-    the loss is four times its lowest. Of several parameter groups, each keeps its ratio to the one with the highest
-    rate. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
+    Use it before the first run of a new model, instead of trying rates in whole runs: ``suggestion`` is a rate to start
+    with, and ``plot`` draws the curve. The rate grows by the same factor with each update (Smith, 2017,
+    arXiv:1506.01186, section 3.3), and the search ends early once the loss is four times its lowest. With several
+    parameter groups, ``lowest`` and ``highest`` apply to the group with the highest rate, and the others keep their
+    ratio to it. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
 
-    Afterwards everything is restored, so that a search does not change the run that follows, as after
-    ``trainer.dry_run(...)``.
+    Afterwards the model, the optimizer and the random states are restored, as after ``trainer.dry_run(...)``, so a
+    search does not change the run that follows.
 
     Args:
-        trainer: The trainer of the run that the rate is for.
+        trainer: The trainer of the run for which you search a rate.
         train_dataset: The training dataset of the run.
-        lowest: The rate of the first update, by default 1e-7.
-        highest: The rate of the last update, by default 10.
-        num_updates: The largest number of updates to make, by default 100.
-        per_device_batch_size: As in the run, because a good rate depends on it. Like all further arguments, it is one
-            of ``Trainer.train``.
-        gradient_accumulation_steps: As in the run.
-        train_dataloader_kwargs: As in the run.
-        collate_fn: As in the run.
+        lowest: The rate of the first update. The default, 1e-7, is too low for nearly every model to learn.
+        highest: The rate of the last update. The default, 10, makes nearly every model diverge.
+        num_updates: The largest number of updates to make. The default, 100, takes seconds to minutes and still has
+            more than ten updates for each power of ten.
+        per_device_batch_size: As for ``Trainer.train``; pass the value of the run, because a good rate depends on it.
+        gradient_accumulation_steps: As for ``Trainer.train``; pass the value of the run.
+        train_dataloader_kwargs: As for ``Trainer.train``.
+        collate_fn: As for ``Trainer.train``.
+
+    Returns:
+        The losses, with the suggested rate.
 
     Raises:
         ArgumentTypeError: ``trainer`` is not a trainer.
-        ConfigurationError: An argument cannot work, the trainer sets its rates itself, or no loss is finite.
+        ConfigurationError: ``lowest``, ``highest`` or ``num_updates`` is out of range, the trainer sets its rates
+            itself, or the loss of the first update is NaN or infinite.
         UnsupportedConfigurationError: The trainer is reproducible, the model is sharded, or its optimizer or parameters
-            are made in a run.
+            are made when a run starts.
 
     Example:
         >>> from pa_core.testing import make_regression
@@ -185,13 +191,13 @@ def find_learning_rate(
     if not search.rows:
         raise ConfigurationError(
             f"The loss is NaN or infinite in the first update of the search, at the learning rate {lowest:.3g}. Train "
-            "one update with TerminateOnNaNCallback, which reports the cause, or lower `lowest`."
+            "an update with TerminateOnNaNCallback, which reports the cause, or lower `lowest`."
         )
     return LearningRateCurve(search.rows)
 
 
 class _Search(TrainerCallback):
-    """Notes the loss of each update, and ends the run when it has grown too much."""
+    """Records the loss of each update, and ends the run when the loss has grown too much."""
 
     def __init__(self, lowest: float, growth: float) -> None:
         self.rows: list[LearningRateLoss] = []
@@ -230,29 +236,33 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
     optimizer = trainer.named_optimizers().get("optimizer")
     if trainer.reproducible:
         raise UnsupportedConfigurationError(
-            "A learning rate cannot be searched for with a reproducible trainer. Search with another one of the same "
+            "find_learning_rate does not support a reproducible trainer. Search with another trainer of the same "
             "model, without reproducible."
         )
     if trainer.is_sharded or optimizer is None:
-        why = "a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts"
+        why = (
+            "a sharded model"
+            if trainer.is_sharded
+            else "a trainer whose optimizer is missing, or made when a run starts"
+        )
         raise UnsupportedConfigurationError(
-            f"A learning rate cannot be searched for with {why}. Search with a smaller model, or on one process."
+            f"find_learning_rate does not support {why}. Search with a smaller model, or on one process."
         )
     model = trainer.get_model()
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise UnsupportedConfigurationError(
-            "A learning rate cannot be searched for before lazy modules have their parameters. Call the model on the "
-            "inputs of one batch first."
+            "find_learning_rate does not support lazy modules without parameters. Call the model on the "
+            "inputs of a batch first."
         )
     if not any(float(group["lr"]) > 0 for group in optimizer.param_groups):
         raise ConfigurationError(
-            "The learning rates of the optimizer are all 0, so that the ratios of its parameter groups are unknown. "
+            "The learning rates of the optimizer are all 0, so the ratios of its parameter groups are unknown. "
             "Make the optimizer with lr=1e-3, for example."
         )
 
 
 def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:
-    """Draw the losses faintly, their average, and the rate that it suggests."""
+    """Draw the losses faintly, their average, and the suggested rate."""
     figure, axes = single_axes("search")
     rates = [row.rate for row in curve.rows]
     smoothed = [row.smoothed for row in curve.rows]
@@ -261,7 +271,7 @@ def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:
     try:
         suggestion = curve.suggestion
     except ConfigurationError:
-        pass  # the curve shows why there is none
+        pass  # the curve shows why no rate is suggested
     else:
         axes.axvline(suggestion, color=style.curves[1], linestyle=(0, (4, 3)), label=f"suggestion {suggestion:.2g}")
     axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Previewing the values of a schedule, as rows and as a picture."""
+"""Previews the values of a schedule, as rows and as a picture."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SteppedAlone(Protocol):
-    """A scheduler whose values depend only on how often it was stepped.
+    """A scheduler whose values depend only on the number of its steps; ``plot_schedule`` accepts any such object.
 
     Example:
         >>> import torch
@@ -47,12 +47,12 @@ class SteppedAlone(Protocol):
 
     @property
     def step(self) -> Callable[[], object]:
-        """Advance the schedule by one optimizer update."""
+        """Advance the schedule by an optimizer update."""
         ...
 
 
 class ScheduleRow(NamedTuple):
-    """The values that one optimizer update will use.
+    """The values that an optimizer update will use; ``plot_schedule`` returns a row for each update.
 
     Example:
         >>> ScheduleRow(update=1, epoch=1, values=(0.1,)).values
@@ -82,28 +82,32 @@ def plot_schedule(
 ) -> list[ScheduleRow]:
     """Return the values that each update of a run will use, and draw them if a path is given.
 
-    The scheduler is made and stepped as a trainer does it, with placeholders filled in, on a copy of the parameter
-    groups. Nothing is trained, and the optimizer is not changed. It may be a scheduler of pa-schedulers or of torch,
-    if it needs nothing but ``step()``. Only the picture needs matplotlib
-    (``pip install "pa-schedulers[plot]"``), whose global state is left alone.
+    Look at a schedule before you spend a run on it. The scheduler is made and stepped as a trainer does it, with
+    placeholders filled in, on a copy of the parameter groups: nothing is trained, and the optimizer is not changed.
+    Schedulers of pa-schedulers and of torch work, if they are stepped by ``step()`` without arguments. Only the picture
+    needs matplotlib (``pip install "pa-schedulers[plot]"``); matplotlib's global state is not touched.
 
     Args:
-        create_scheduler_fn: The factory that you pass to ``Trainer.train``.
+        create_scheduler_fn: The function that you pass to ``Trainer.train``.
         optimizer: The optimizer of the run, as it is when the run starts.
-        num_epochs: Epochs of the run.
-        num_update_steps_per_epoch: Optimizer updates in one epoch: the batches of an epoch, divided by the
-            accumulation steps and rounded up. A trainer has it in its run config.
-        path: The file of the picture, a PNG unless it has another ending. Missing folders are created.
+        num_epochs: The number of epochs of the run.
+        num_update_steps_per_epoch: The number of optimizer updates in an epoch: the batches of an epoch, divided by the
+            accumulation steps and rounded up. A trainer has it in ``run_config``.
+        path: The file of the picture, a PNG unless it has another ending. Missing folders are created. By default,
+            nothing is drawn.
         field: The field of the parameter groups to look at.
-        max_num_train_steps: Updates after which the run ends; overrides ``num_epochs``, as in a trainer.
-        train_dataloader_len: The number that stands for ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
-        eval_dataloader_len: The number that stands for ``EVAL_DATALOADER_LEN``, if the schedule needs it.
-        dark: Draw on a dark background, for dark pages or slides.
+        max_num_train_steps: The number of updates after which the run ends; overrides ``num_epochs``, as in a trainer.
+        train_dataloader_len: The number that replaces ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
+        eval_dataloader_len: The number that replaces ``EVAL_DATALOADER_LEN``, if the schedule needs it.
+        dark: Whether to draw on a dark background, for dark pages or slides.
+
+    Returns:
+        A row for each update, in order.
 
     Raises:
         ImportError: A path is given, and matplotlib is not installed.
-        ConfigurationError: A count is not positive, or the groups have no such field.
-        ArgumentTypeError: It is not a factory, or it makes an object that ``step()`` does not step.
+        ConfigurationError: A count is not positive, or the groups do not have the field.
+        ArgumentTypeError: ``create_scheduler_fn`` is not a function, or ``step()`` does not step the returned object.
 
     Example:
         >>> from pa_schedulers import CosineLrScheduler
@@ -146,7 +150,7 @@ def plot_schedule(
 
 
 class _OptimizerOfNothing(Optimizer):
-    """Has the parameter groups of another optimizer, but no parameter to update."""
+    """Has copies of the parameter groups of another optimizer, without parameters to update."""
 
     def __init__(self, other: Optimizer) -> None:
         groups: list[dict[str, Any]] = [
@@ -158,7 +162,7 @@ class _OptimizerOfNothing(Optimizer):
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update nothing; torch's schedulers warn if this is not called before they are stepped."""
+        """Do nothing; schedulers of torch warn unless the optimizer is stepped before them."""
 
 
 def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) -> SteppedAlone:
@@ -179,7 +183,7 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
 
 
 def _draw(rows: Sequence[ScheduleRow], field: str, style: PlotStyle) -> Figure:
-    """Draw one curve for each parameter group."""
+    """Draw a curve for each parameter group."""
     figure, axes = single_axes("schedule")
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Base classes of schedulers: subclass one of them and return the value after a number of updates."""
+"""Base classes of schedulers: a subclass returns the value after a number of updates."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _INITIAL_VALUES = "param_group_initial_values"
 
 
 class SchedulerBase(ABC):
-    """A scheduler that is told how many updates there were.
+    """The base class of schedulers that are told the number of updates; derive from it to schedule any field.
 
-    Each parameter group remembers the value it had when its first scheduler was made, as ``initial_<field>``
-    (``initial_lr``, as with torch's own schedulers), and the constructor resets the group to it. So a new
-    scheduler on an optimizer that was scheduled before starts from the same value; to start from another one,
-    set ``initial_<field>`` too.
+    Override ``get_updated_values``. If the trainer or your loop only calls ``step()``, derive from
+    ``StatefulSchedulerBase`` instead, which counts the updates.
+
+    The first scheduler of an optimizer records the value of each parameter group in the group, as
+    ``initial_<field>`` (``initial_lr``, as torch's own schedulers do). The constructor of every further scheduler
+    resets the group to that value. To start from another value, set ``initial_<field>`` too.
 
     A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule. It must be a single number in each group.
+        param_group_field: The field to schedule, such as ``"lr"`` or ``"weight_decay"``; a single number in each group.
 
     Raises:
-        ConfigurationError: A parameter group has no such field, or it is not a single number.
+        ConfigurationError: A parameter group does not have the field, or its value is not a single number.
 
     Example:
         >>> import torch
@@ -56,7 +58,7 @@ class SchedulerBase(ABC):
     def initial_values(self) -> list[float]:
         """The value of each parameter group before any scheduling.
 
-        For a group that was added to the optimizer later, it is the value that it was added with.
+        For a group that was added to the optimizer later, this is its value when it was added.
         """
         groups, initial_field = self.optimizer.param_groups, self._initial_field
         if not all(initial_field in group for group in groups):
@@ -67,7 +69,7 @@ class SchedulerBase(ABC):
 
     @property
     def base_lr_values(self) -> list[float]:
-        """Another name of ``initial_values``, no matter which field is scheduled."""
+        """The same as ``initial_values``, no matter which field is scheduled; the name in pytorch-accelerated."""
         return self.initial_values
 
     @property
@@ -79,10 +81,10 @@ class SchedulerBase(ABC):
         """Return the values of the scheduled field after a number of updates.
 
         Args:
-            num_updates: The number of optimizer updates that were made before.
+            num_updates: The number of optimizer updates made so far, from 0.
 
         Returns:
-            One value for all parameter groups, or one for each of them in their order, or None to leave the
+            A number for all parameter groups; or a number for each of them, in their order; or None to leave the
             groups as they are.
         """
 
@@ -90,7 +92,7 @@ class SchedulerBase(ABC):
         """Calculate the values for a number of updates and write them to the parameter groups.
 
         Args:
-            num_updates: The number of optimizer updates that were made before.
+            num_updates: The number of optimizer updates made so far, from 0.
 
         Raises:
             ConfigurationError: The number is negative, or there are not as many values as parameter groups.
@@ -104,9 +106,9 @@ class SchedulerBase(ABC):
             write_field(self.optimizer, self.param_group_field, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of every attribute but the optimizer, and the initial and present values of the groups.
+        """Return a copy of every attribute except the optimizer, with the initial and present values of the groups.
 
-        It is enough for any subclass, as long as its attributes are data.
+        A subclass need not override this if its attributes are data.
         """
         return {
             **copy.deepcopy(self._attributes()),
@@ -115,10 +117,10 @@ class SchedulerBase(ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of ``state_dict``, and write the values of that moment to the parameter groups.
+        """Restore a state that ``state_dict`` returned, and write its values to the parameter groups.
 
-        The result is the same whether the state of the optimizer is loaded before or after this. Groups that
-        were added to the optimizer in the course of the run must be there again.
+        The result is the same whether you load the state of the optimizer before or after this. If groups were added to
+        the optimizer in the course of the saved run, add them before you load.
 
         Args:
             state_dict: The state of a scheduler of the same class.
@@ -148,18 +150,18 @@ class SchedulerBase(ABC):
             )
         if missing or state["param_group_field"] != self.param_group_field:
             raise ConfigurationError(
-                f"The state, with {', '.join(map(repr, state)) or 'nothing'}, does not belong to this scheduler: it is "
-                f"not what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}"
-                + (f", which has {', '.join(map(repr, sorted(missing)))} too." if missing else ".")
+                f"The state, with {', '.join(map(repr, state)) or 'nothing'}, does not belong to this scheduler: "
+                f"{type(self).__name__}.state_dict() did not return it for {self.param_group_field!r}"
+                + (f"; it lacks {', '.join(map(repr, sorted(missing)))}." if missing else ".")
             )
         saved, present = len(state[_CURRENT_VALUES]), len(self.optimizer.param_groups)
         if saved != present:
             way_out = (
-                "Call optimizer.add_param_group for groups that were added in the course of the run, and then load it."
+                "Call optimizer.add_param_group for the groups that the run added, and load the state again."
                 if saved > present
-                else "Load the state first, and then add the groups that it does not know."
+                else "Load the state first, and then add the groups that it lacks."
             )
-            raise ConfigurationError(f"A state of {saved} groups was given for an optimizer with {present}. {way_out}")
+            raise ConfigurationError(f"The state has {saved} groups, and the optimizer has {present}. {way_out}")
 
 
 def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Sequence[float]:
@@ -175,17 +177,18 @@ def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Seq
 
 
 class StatefulSchedulerBase(SchedulerBase):
-    """A scheduler that counts the updates itself, with the interface of torch's schedulers.
+    """The base class of schedulers that count the updates, with the interface of torch's schedulers.
 
-    Call ``step()`` once after each optimizer update. The constructor applies the starting value, and the first
-    ``step()`` the value for 0 previous updates, the second the value for 1, and so on.
+    Override ``get_updated_values``, and call ``step()`` once after each optimizer update. The first ``step()`` writes
+    the values for 0 previous updates, the second the values for 1, and so on, so update n uses the values for n - 2.
+    The first update uses the values that the constructor wrote: the initial values, unless a subclass writes others.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule. It must be a single number in each group.
+        param_group_field: The field to schedule; a single number in each group.
 
     Raises:
-        ConfigurationError: A parameter group has no such field, or it is not a single number.
+        ConfigurationError: A parameter group does not have the field, or its value is not a single number.
 
     Example:
         >>> import torch
@@ -208,7 +211,10 @@ class StatefulSchedulerBase(SchedulerBase):
         self._num_updates = 0
 
     def step(self) -> None:
-        """Write the values for the number of earlier calls to the parameter groups, and count this call."""
+        """Write the values for the number of earlier calls to the parameter groups, and count this call.
+
+        The third call writes ``get_updated_values(2)``.
+        """
         self.step_update(self._num_updates)
         self._num_updates += 1
 
@@ -218,5 +224,5 @@ class StatefulSchedulerBase(SchedulerBase):
         """Return the values of the scheduled field, as ``SchedulerBase.get_updated_values`` does.
 
         Args:
-            num_updates: The number of earlier calls of ``step``.
+            num_updates: The number of earlier calls of ``step``, from 0.
         """

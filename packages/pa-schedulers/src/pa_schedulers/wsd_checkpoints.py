@@ -1,4 +1,4 @@
-"""Saving before and after each decay of a warmup-stable-decay schedule, and resuming from these checkpoints."""
+"""Saves before and after each decay of a warmup-stable-decay schedule, and resumes from these checkpoints."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from pa_schedulers.wsd_scheduler import WSDLrScheduler
 class WSDCheckpointCallback(TrainerCallback):
     """Saves a run with a ``WSDLrScheduler`` before each of its decays and after it.
 
-    After exactly so many updates as the names say, ``save_dir`` has
+    Use it to train for longer later: the state before a decay continues at the full rate, as if there had been no
+    decay. ``save_dir`` then has, named after the number of updates,
 
-    - ``checkpoint_<step>_wsd_pre_decay``, a training state: from it the stable phase continues as if there had been no
-      decay, and ``train(resume_from=...)`` does the decay again;
-    - ``checkpoint_<step>_wsd_post_decay.pt``, an export with the weights of the checkpoint, as ``save_checkpoint``
+    - ``checkpoint_<step>_wsd_pre_decay``, a training state: the stable phase continues from it, and
+      ``train(resume_from=...)`` does the decay again;
+    - ``checkpoint_<step>_wsd_post_decay.pt``, an export of the weights after the decay, as ``save_checkpoint``
       writes it.
 
     Both have these entries, which ``load_training_state`` returns for a training state: ``step``,
     ``checkpoint_type`` (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the
     schedule.
 
-    To train for longer, start a run with ``initial_checkpoint`` and a schedule made with
+    To continue, start a run with ``initial_checkpoint`` and a schedule made with
     ``is_continuation_from_checkpoint=True``. It begins with weights and optimizer of the checkpoint and a stable phase
-    of the new length; its updates are counted from 1. From before the decay it is the schedule of arXiv 2404.06395,
-    from after it the simplified one of arXiv 2410.05192. A run that is resumed does not load it a second time.
+    of the new length, and counts its updates from 1. From a checkpoint before the decay, this is the schedule of
+    MiniCPM (arXiv 2404.06395); from a checkpoint after it, WSD-S (arXiv 2410.05192). A run that is resumed does not
+    load the initial checkpoint a second time.
 
     Args:
         save_dir: The folder to save into, which is created if it is missing. Several machines have to share it.
             While a run uses it, no other run can.
-        save_optimizer: Whether exports have the state of the optimizer. Training states always do.
-        save_scheduler: Whether exports have the state of the scheduler. Training states always do.
-        initial_checkpoint: The checkpoint to start from: a training state (or a folder of them, of which the newest is
-            used), or the file of an export.
+        save_optimizer: Whether exports contain the state of the optimizer. Training states always do.
+        save_scheduler: Whether exports contain the state of the scheduler. Training states always do.
+        initial_checkpoint: The checkpoint to start from: a training state, a folder of training states (the newest is
+            used), or the file of an export. None, the default, starts from the weights of the model.
 
     Raises:
         ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
             although there is an initial checkpoint; or the run would replace its own initial checkpoint.
-        FolderInUseError: When a run starts: another one that is alive saves its states in the folder.
+        FolderInUseError: When a run starts: another live run saves its states in the folder.
 
     Example:
         >>> import tempfile, torch
@@ -74,7 +76,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Find out, before any time is spent, whether the run can be saved; load the initial checkpoint."""
+        """Check, before any time is spent, that the run can be saved; load the initial checkpoint."""
         scheduler = _scheduler_of(trainer)
         self._started_in = Path.cwd()
         trainer.reserve_state_folder(self.save_dir)
@@ -112,13 +114,13 @@ class WSDCheckpointCallback(TrainerCallback):
             trainer.load_training_state(checkpoint)
         else:
             trainer.load_checkpoint(checkpoint)
-        # Also where the export has no state of the scheduler, or that of a continuation like this one.
+        # Also where the export has no state of the scheduler, or the state of a continuation like this schedule.
         scheduler.start_stable_phase()
 
     def _require_a_continuation(self, scheduler: WSDLrScheduler, checkpoint: Path) -> None:
         if not scheduler.is_continuation_from_checkpoint:
             raise ConfigurationError(
-                f"The schedule would resume the one of initial_checkpoint={str(checkpoint)!r}, instead of continuing "
+                f"The schedule would resume the saved schedule of initial_checkpoint={str(checkpoint)!r}, not continue "
                 "from it. Pass "
                 "create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True), or "
                 "resume_from to resume the same run."

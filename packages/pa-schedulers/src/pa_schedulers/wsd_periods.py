@@ -8,17 +8,17 @@ from itertools import pairwise
 
 from pa_core import ConfigurationError
 
-_PARTS_BEFORE_THE_FIRST_OF_SEVERAL = 4  # the first checkpoint of several is at a quarter of the steps, or earlier
+_PARTS_BEFORE_THE_FIRST_OF_SEVERAL = 4  # the first of several checkpoints is at a quarter of the steps, or earlier
 
 
 @dataclass(frozen=True)
 class Period:
-    """The steps from one checkpoint, or the start, to the next: stable, and then decaying.
+    """The steps from a checkpoint, or the start, to the next checkpoint: stable, and then decaying.
 
     Attributes:
-        start: Steps before the period.
-        end: Steps up to its checkpoint.
-        decay_steps: Steps of the decay, which ends with the period.
+        start: The number of steps before the period.
+        end: The number of steps up to its checkpoint.
+        decay_steps: The number of steps of the decay, which ends with the period.
     """
 
     start: int
@@ -27,18 +27,18 @@ class Period:
 
     @property
     def pre_decay_step(self) -> int:
-        """Steps before the decay."""
+        """The number of steps before the decay."""
         return self.end - self.decay_steps
 
 
 def checkpoint_steps(total_steps: int, num_checkpoints: int) -> list[int]:
     """Return the steps of the checkpoints.
 
-    A single one is at the end. Of several, each is at twice the step of the one before; the first is at a
-    quarter of the steps, or earlier if the last one would otherwise be past the end.
+    A single checkpoint is at the end. With several, each is at twice the step of the checkpoint before; the first is at
+    a quarter of the steps, or earlier if the last would otherwise be beyond the end.
 
     Args:
-        total_steps: Steps of the schedule.
+        total_steps: The number of steps of the schedule.
         num_checkpoints: How many checkpoints to plan.
 
     Raises:
@@ -54,18 +54,19 @@ def checkpoint_steps(total_steps: int, num_checkpoints: int) -> list[int]:
     first = total_steps // parts
     if first == 0:
         raise ConfigurationError(
-            f"num_checkpoints={num_checkpoints} in {total_steps} steps are too many, each at twice the step of the one "
-            f"before: they need at least {parts} steps. Train for longer, or plan fewer checkpoints."
+            f"num_checkpoints={num_checkpoints} in {total_steps} steps are too many: each checkpoint is at twice the "
+            f"step of the checkpoint before, so they need at least {parts} steps. Train for longer, or plan fewer "
+            "checkpoints."
         )
     return [first * 2**index for index in range(num_checkpoints)]
 
 
 @lru_cache(maxsize=32)
 def plan_periods(total_steps: int, num_checkpoints: int, decay_phase_ratio: float) -> tuple[Period, ...]:
-    """Return the period of each checkpoint; a schedule needs them at each of its steps.
+    """Return the period of each checkpoint; the result is cached, since a schedule reads it at each step.
 
     Args:
-        total_steps: Steps of the schedule.
+        total_steps: The number of steps of the schedule.
         num_checkpoints: How many checkpoints to plan.
         decay_phase_ratio: The fraction of a period in which the rate decays, rounded down to whole steps.
 

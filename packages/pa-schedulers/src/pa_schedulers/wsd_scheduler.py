@@ -22,10 +22,10 @@ from pa_schedulers.scheduler_base import StatefulSchedulerBase
 from pa_schedulers.wsd_periods import Period, plan_periods
 
 _WARMUP_START = 1e-6
-_PARTS_OF_WARMUP = 100  # the warm-up takes one of them where None is given
+_PARTS_OF_WARMUP = 100  # with num_warmup_steps=None, the warm-up takes a hundredth of the steps
 _PARTS_OF_WARMUP_IN_A_TRAINER = 10
 _LARGEST_DECAY_OF_SEVERAL = 1 / 3
-# What a continuation keeps of its own when it loads the state of an earlier schedule.
+# The attributes that a continuation keeps when it loads the state of an earlier schedule.
 _PLAN = (
     "total_steps",
     "decay_phase_ratio",
@@ -38,13 +38,13 @@ _PLAN = (
 
 
 class DecayInfo(TypedDict):
-    """The steps of one period of a ``WSDLrScheduler``.
+    """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them.
 
     Attributes:
-        period_start: Steps before the period.
-        period_end: Steps until its checkpoint.
-        decay_steps: Steps of its decay.
-        pre_decay_step: Steps before its decay.
+        period_start: The number of steps before the period.
+        period_end: The number of steps up to its checkpoint.
+        decay_steps: The number of steps of its decay.
+        pre_decay_step: The number of steps before its decay.
 
     Example:
         >>> DecayInfo(period_start=0, period_end=100, decay_steps=10, pre_decay_step=90)["period_end"]
@@ -58,7 +58,7 @@ class DecayInfo(TypedDict):
 
 
 class PhaseInfo(DecayInfo):
-    """The phase and the period of a ``WSDLrScheduler`` that a step is in.
+    """The phase and the period of a step of a ``WSDLrScheduler``, as ``get_phase_info`` returns them.
 
     Attributes:
         step: The step.
@@ -76,57 +76,59 @@ class PhaseInfo(DecayInfo):
 
 
 class WSDLrScheduler(StatefulSchedulerBase):
-    """Warms the learning rate up, keeps it, and brings it down before each checkpoint.
+    """Warms the learning rate up, keeps it constant, and lowers it before each checkpoint.
 
-    This is the schedule of MiniCPM (arXiv 2404.06395). Because nothing before the decay depends on the length of the
-    run, a run can be continued for as long as you like. With several checkpoints, the rate is back at its
-    stable value right after each of them, so that one run gives a model for each of several budgets; this is
-    WSD-S (arXiv 2410.05192).
+    This is the warmup-stable-decay schedule of MiniCPM (arXiv 2404.06395, section 4). Use it if you do not know yet how
+    long you will train: nothing before the decay depends on the length of the run, so a run can be continued for as
+    long as you like. With several checkpoints, the rate returns to its stable value right after each of them, so a
+    single run gives a model for each of several budgets; this is WSD-S (arXiv 2410.05192).
 
-    With W steps of warm-up and a period from A to E, of which the last D steps decay, and ``lr`` the learning
-    rate of a parameter group, the rate after n steps is
+    A period lasts from update A to update E, its last D updates decay, and W updates are warm-up; ``lr`` is the
+    learning rate of a parameter group. The rate after n updates is
 
-    - linear from ``warmup_starting_lr`` to ``lr`` for n < W;
-    - ``lr`` for n up to E - D;
+    - for n < W: linear, from ``warmup_starting_lr`` to ``lr``;
+    - for n up to E - D: ``lr``;
     - then, with t = (n - (E - D)) / D and m = ``lr_min``, ``lr * (m + (1 - m) * (1 - sqrt(t)))`` (arXiv 2405.18392),
       or, inversely proportional, ``lr / (t / m + (1 - t))`` (arXiv 2410.05192). At E it is exactly ``lr * m``;
-    - ``lr * m`` after the last checkpoint.
+    - after the last checkpoint: ``lr * m``.
 
-    The first period begins at 0 and each further one at the checkpoint before it. A period decays in its last
-    ``int((E - A) * decay_phase_ratio)`` steps; if that is 0, it stays at ``lr``. A single checkpoint is at the
-    end; of several, the first is at a quarter of the steps and each next one at twice the step before. With more
-    than three, the first is so early that the last one is not past the end; with two, the last one is at half of
-    the steps, and the rest is trained at the minimum.
+    The first period begins at 0, and each further period at the checkpoint before it. A period decays in its last
+    ``int((E - A) * decay_phase_ratio)`` updates; if that is 0, the rate stays at ``lr``. A single checkpoint is at the
+    end. With several, the first is at a quarter of the updates and each next at twice the number before; with more
+    than three, the first is so early that the last is not beyond the end; with two, the last is at half of the
+    updates, and the rest is trained at the minimum.
 
-    Each group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with,
-    and is not raised to a starting rate above it.
+    Each parameter group has its own ``lr``: the rate that it had when its first scheduler was made, or when it was
+    added to the optimizer. A group that is added later with a rate below the starting rate keeps its rate.
 
-    **Continuation.** Make the schedule of the further steps with ``is_continuation_from_checkpoint=True`` and
-    load the state of the old one, saved before or after a decay: a fresh stable phase of the new length begins,
-    without warm-up, at the rate of the old one. A state that such a continuation saved in its own course, and
-    that is loaded into one with the same arguments, resumes it instead. After loading a state of an equally
-    long continuation in order to continue that, call ``start_stable_phase()``.
+    **Continuation.** Make a schedule for the further updates with ``is_continuation_from_checkpoint=True`` and
+    load the state of the old schedule, saved before or after a decay: a new stable phase of the new length begins,
+    without warm-up, at the rate of the old schedule. If you load a state that such a continuation saved itself into a
+    continuation with the same arguments, it is resumed instead. To continue from a continuation of the same length,
+    call ``start_stable_phase()`` after loading its state.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
-        num_epochs: Epochs of the run; needs ``num_update_steps_per_epoch``.
-        num_update_steps_per_epoch: Optimizer updates in one epoch.
-        total_steps: Optimizer updates of the run, instead of the other two.
-        num_warmup_steps: Updates in which the rate rises. The default is 0; None takes 1% of all updates.
-        decay_phase_ratio: The fraction of each period in which the rate decays; the default is what the authors
-            of MiniCPM found to be enough. At most 1/3 with several checkpoints.
+        num_epochs: The number of epochs of the run; needs ``num_update_steps_per_epoch``.
+        num_update_steps_per_epoch: The number of optimizer updates in an epoch.
+        total_steps: The number of optimizer updates of the run, instead of the other two.
+        num_warmup_steps: The number of updates in which the rate rises. The default, 0, means no warm-up; None takes 1%
+            of all updates.
+        decay_phase_ratio: The fraction of each period in which the rate decays, from 0 to 1, and at most 1/3 with
+            several checkpoints. The default, 0.1, was enough for the authors of MiniCPM.
         lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group: 0.01 on a rate of 0.1 ends at
             0.001. The default is close to 0.
-        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
-        use_inverse_sqrt_decay: Whether the decay follows the square root; if not, it is inversely proportional.
-        num_checkpoints: How many checkpoints to decay for.
+        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups. The default is close to 0.
+        use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
+            proportional.
+        num_checkpoints: How many checkpoints to decay for. The default, 1, decays at the end of the run.
         is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
             continue from it.
 
     Raises:
         ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first
-            period, a number is out of its range, or the rate to start with is above the ``lr`` of a group.
-        TypeError: A placeholder was given that only a trainer can fill in; see ``create_scheduler_fn``.
+            period, a number is out of its range, or ``warmup_starting_lr`` is above the ``lr`` of a group.
+        TypeError: A placeholder was passed that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
         >>> import torch
@@ -190,21 +192,26 @@ class WSDLrScheduler(StatefulSchedulerBase):
         num_checkpoints: int = 1,
         is_continuation_from_checkpoint: bool = False,
     ) -> Callable[[Optimizer], Self]:
-        """Return a function that makes this scheduler for an optimizer, as ``Trainer.train`` takes it.
+        """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
-        The trainer fills in the length of the run, which is known only when the run starts.
+        The trainer calls the function when the run starts, and fills in the length of the run, which is not known
+        before.
 
         Args:
-            total_num_epochs: Epochs of the schedule. By default, it is taken from the run.
-            num_update_steps_per_epoch: As for the class. By default, it is taken from the run.
-            num_warmup_epochs: Epochs in which the rate rises, or a fraction of one, rounded down to whole
-                updates; 0 for no warm-up, None for a tenth of all updates.
+            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
+                run.
+            num_update_steps_per_epoch: As for the class. By default, the trainer fills in the updates of an epoch.
+            num_warmup_epochs: The number of epochs in which the rate rises, such as 0.5, rounded down to whole
+                updates; 0 for no warm-up. The default, None, takes a tenth of all updates.
             decay_phase_ratio: As for the class.
             lr_min: As for the class.
             warmup_starting_lr: As for the class.
             use_inverse_sqrt_decay: As for the class.
             num_checkpoints: As for the class.
             is_continuation_from_checkpoint: As for the class.
+
+        Returns:
+            A function of an optimizer that returns the scheduler.
 
         Example:
             >>> import torch
@@ -237,13 +244,17 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Return the learning rate of each parameter group after a number of updates.
 
         Args:
-            num_updates: The number of previous updates. After the last checkpoint, it is the minimum.
+            num_updates: The number of optimizer updates made so far, from 0. After the last checkpoint, the rate is the
+                minimum.
+
+        Returns:
+            A rate for each parameter group, in their order.
         """
         period = self._period_of(num_updates)
         return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
 
     def get_checkpoint_steps(self) -> list[int]:
-        """Return the steps of the checkpoints, at which the rate is at its minimum."""
+        """Return the numbers of updates at which the checkpoints are, where the rate is at its minimum."""
         return [period.end for period in self._periods()]
 
     def get_decay_info(self) -> list[DecayInfo]:
@@ -251,10 +262,10 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return [_describe(period) for period in self._periods()]
 
     def get_phase_info(self, step: int) -> PhaseInfo:
-        """Return the phase and the period that a step is in; a checkpoint belongs to the period that it ends.
+        """Return the phase and the period of a step; the step of a checkpoint belongs to the period that it ends.
 
         Args:
-            step: A number of updates.
+            step: A number of updates, from 0.
 
         Raises:
             ConfigurationError: The step is not a whole number, or negative.
@@ -275,24 +286,24 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return self.get_phase_info(self.get_current_step())
 
     def get_current_step(self) -> int:
-        """Return the number of updates, which is how often ``step()`` was called."""
+        """Return the number of updates made so far, which is the number of calls of ``step()``."""
         return self._num_updates
 
     def start_stable_phase(self) -> None:
-        """Restart this schedule at its stable rate, without warm-up. Loading an old state does so automatically."""
+        """Restart this schedule at its stable rate, without warm-up; loading an old state does so automatically."""
         self.num_warmup_steps = 0
         self._num_updates = 0
         self.step_update(0)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, to resume its schedule or, in a continuation, to continue from it.
+        """Load a state: resume its schedule, or continue from it if this schedule is a continuation.
 
         Args:
             state_dict: The return value of ``state_dict``.
 
         Raises:
-            ConfigurationError: As for every scheduler; nothing was changed.
+            ConfigurationError: The state does not fit, as for ``SchedulerBase.load_state_dict``; nothing was changed.
         """
         plan = {name: vars(self)[name] for name in _PLAN}
         super().load_state_dict(state_dict)
@@ -301,7 +312,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             self.start_stable_phase()
 
     def _goes_on_with(self, plan: dict[str, Any]) -> bool:
-        """Whether the state that was loaded is one of this very plan, with something left of it."""
+        """Whether the loaded state belongs to this plan, and updates of the plan remain."""
         return plan == {name: vars(self)[name] for name in _PLAN} and self._num_updates < self.total_steps
 
     def _periods(self) -> tuple[Period, ...]:
@@ -344,7 +355,7 @@ def _describe(period: Period) -> DecayInfo:
 
 
 def _total_steps(num_epochs: float | None, num_update_steps_per_epoch: float | None, total_steps: float | None) -> int:
-    """Return the length of the schedule, which is given in one of two ways."""
+    """Return the length of the schedule, which is given as epochs or as steps."""
     if total_steps is not None and num_epochs is None and num_update_steps_per_epoch is None:
         return whole_number("total_steps", total_steps, minimum=1)
     if total_steps is None and num_epochs is not None and num_update_steps_per_epoch is not None:

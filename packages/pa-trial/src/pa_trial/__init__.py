@@ -1,4 +1,4 @@
-"""Trials in the style of Determined's PyTorch API, on one process or many, without a cluster.
+"""Trains trials in the style of Determined's PyTorch API, on one or many processes, without a cluster.
 
 In a program that was written for Determined, ``import pa_trial as pytorch`` takes the place of
 ``from determined import pytorch``.

@@ -1,4 +1,4 @@
-"""Private names of torch, each with the public way that is not enough."""
+"""Private names of torch, each with the public alternative that is not enough."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from torch.optim import Optimizer
 from pa_trial.errors import UnsupportedConfigurationError
 
 BUFFERS: Final = "_buffers"
-"""Where a module has its own buffers in its ``vars``; ``named_buffers`` leaves out second names."""
+"""The key of a module's own buffers in its ``vars``; ``named_buffers`` leaves out second names."""
 
 COMPILED: Final = "_orig_mod"
-"""Where a compiled module has the one it was made of. Checking the class would import the compiler."""
+"""The attribute of a compiled module that holds the original module; checking the class would import the compiler."""
 
 
 def _private(owner: object, name: str) -> Any:
     """Return an attribute of an object of torch.
 
     Raises:
-        UnsupportedConfigurationError: This version of torch has none of this name.
+        UnsupportedConfigurationError: This version of torch does not have the attribute.
     """
     found = getattr(owner, name, None)
     if found is None:
         raise UnsupportedConfigurationError(
-            "This trial needs a part of torch that has no public name, and that this version of torch does not have.",
+            "This trial needs a private part of torch that this version of torch does not have.",
             given=f"torch {torch.__version__}, without {getattr(owner, '__name__', type(owner).__name__)}.{name}",
-            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-trial.",
+            do="Install a tested version, torch 2.11 to 2.15, or a newer pa-trial.",
         )
     return found
 
 
 def foreach(operation: str, *arguments: Any) -> Any:
-    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+    """Apply an operation to lists of tensors at once, as torch's optimizers do, instead of a call for each tensor.
 
     Args:
         operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
-        *arguments: What it takes. No list may be empty.
+        *arguments: The arguments of the operation. No list may be empty.
     """
     return _private(torch, f"_foreach_{operation}")(*arguments)
 
@@ -54,7 +54,7 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
     """Whether a scaler has unscaled the gradients of an optimizer; a second ``unscale_`` is an error.
 
     Args:
-        scaler: The scaler. One that is not torch's own has unscaled nothing.
+        scaler: The scaler. For a scaler that is not torch's own, the return value is False.
         optimizer: The optimizer.
     """
     states: Any = getattr(scaler, "_per_optimizer_states", {})
@@ -62,7 +62,7 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 
 def file_writer_of(writer: object) -> Any:
-    """Return what writes the file of a ``SummaryWriter``; a new one if it was closed, as ``file_writer`` alone is not.
+    """Return the file writer of a ``SummaryWriter``; the attribute ``file_writer`` alone does not reopen a closed file.
 
     Args:
         writer: The writer.

@@ -1,7 +1,7 @@
 """Which samples each batch holds, in an endless sequence of epochs that a process may enter at any batch.
 
-A batch has a number in that sequence, counted over all epochs and all processes. What it holds, and what is drawn while
-its samples are loaded, depends on the seed and on that number alone.
+A batch has a number in that sequence, counted over all epochs and all processes. Its samples, and the random draws
+while they are loaded, depend only on the seed and on that number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pa_trial.errors import EmptyLoaderError
 from pa_trial.samplers import DistributedBatchSampler, SkipBatchSampler
 
 _CPU = torch.device("cpu")
-_DRAWS_OF_SAMPLERS = -1  # extends the key of an epoch where no sample index does
+_DRAWS_OF_SAMPLERS = -1  # extends the key of an epoch, in place of the index of a sample
 _BATCHES_AHEAD = 64
 _MOST_BATCHES_AT_ONCE = 1024
 _WITHOUT_STATE: tuple[type, ...] = (
@@ -48,7 +48,7 @@ _WITHOUT_STATE: tuple[type, ...] = (
 
 @dataclass(frozen=True)
 class EpochOrders:
-    """The order of a loader that brings no sampler: each epoch visits each sample once.
+    """The order of a loader without a sampler: each epoch visits each sample once.
 
     The key of a batch is the key of its epoch, which the index of a sample extends.
 
@@ -73,7 +73,7 @@ class EpochOrders:
         return (self.num_samples + (0 if self.drop_last else self.batch_size - 1)) // self.batch_size
 
     def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
-        """Yield every ``stride``-th batch from number ``first`` on; getting there takes no time."""
+        """Yield every ``stride``-th batch from number ``first`` on, which is found without iterating."""
         size, length = self.batch_size, len(self)
         epoch, place = divmod(first, length) if length else (0, 0)
         while length and (repeat or epoch == 0):
@@ -82,16 +82,16 @@ class EpochOrders:
             for number in range(place, length, stride):
                 start = number * size
                 yield key, order.indices(start, min(start + size, self.num_samples)), None
-            # The first batch of a later epoch that is this process's own; with many processes epochs may have none.
+            # The first batch of this process in a later epoch; with many processes, it may have no batch in an epoch.
             epochs, place = divmod(place + -(-(length - place) // stride) * stride, length)
             epoch += epochs
 
 
 @dataclass(frozen=True)
 class UpdateOrders(EpochOrders):
-    """The same order, cut into updates of as many samples on any number of processes.
+    """The same order, cut into updates of the same number of samples on any number of processes.
 
-    What is numbered is the shares of the processes in the updates: number ``first`` is the share of process
+    The shares of the processes in the updates are numbered: number ``first`` is the share of process
     ``first % stride`` in update ``first // stride``.
 
     Attributes:
@@ -108,8 +108,8 @@ class UpdateOrders(EpochOrders):
     def pieces(self, first: int, stride: int) -> Iterator[tuple[int, EpochOrder, range, float, bool]]:
         """Yield each piece of a process: epoch, its order, positions, weight, and whether it is the last of its update.
 
-        The gradient of an update is the mean over the processes of the sums of their weighted gradients. Where a
-        process has no sample, it computes a piece of the chief, with weight zero, as all processes come together.
+        The gradient of an update is the mean over the processes of the sums of their weighted gradients. A process
+        without a sample computes a piece of the chief, with weight zero, because all processes take part.
         """
         split, begin, every = self.split, first // stride, self.split.steps_per_update
         for epoch in count(begin // len(self)):
@@ -130,12 +130,12 @@ class UpdateOrders(EpochOrders):
 
 @dataclass(frozen=True)
 class SamplerOrder:
-    """The order of a loader that brings a sampler or a batch sampler, whose draws are keyed by the epoch.
+    """The order of a loader with a sampler or a batch sampler, whose draws are keyed by the epoch.
 
-    It is iterated again for each epoch, and gets the number of the epoch if it has a ``set_epoch``. Earlier epochs are
-    gone through, without loading anything, unless all parts are torch's own and keep nothing between epochs.
+    The sampler is iterated again for each epoch, and gets the number of the epoch if it has a ``set_epoch``. Earlier
+    epochs are iterated without loading samples, unless all parts are torch's own and keep no state between epochs.
 
-    The key of a batch is its own, to be extended by the place of a sample: a sampler may choose a sample repeatedly.
+    The key of a batch is extended by the place of a sample in it: a sampler may choose a sample repeatedly.
 
     Attributes:
         batch_sampler: Yields the indices of the samples of each batch.
@@ -149,7 +149,7 @@ class SamplerOrder:
         """Yield every ``stride``-th batch from number ``first`` on.
 
         Raises:
-            EmptyLoaderError: The batches are repeated, and there are none.
+            EmptyLoaderError: The batches are repeated, but the sampler yields none.
         """
         without_state = _is_without_state(self.batch_sampler)
         ahead = _BATCHES_AHEAD if without_state else 1
@@ -170,7 +170,7 @@ class SamplerOrder:
                 return
             if number == begin:
                 raise EmptyLoaderError(
-                    "There is nothing to train on.",
+                    "The training data loader has no batches.",
                     given=f"a {type(self.batch_sampler).__name__} that yields nothing in epoch {epoch}",
                     do="Check how the sampler was made. A common cause is an iterator, which can be used only once.",
                 )
@@ -178,7 +178,7 @@ class SamplerOrder:
 
 
 class _Iteration:
-    """One iteration over a batch sampler, which draws from RNGs that are its own until the iteration ends."""
+    """An iteration over a batch sampler, with its own random states until the iteration ends."""
 
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], epoch: int, key: int) -> None:
         set_epoch(batch_sampler, epoch)
@@ -188,7 +188,7 @@ class _Iteration:
             self._rngs = capture_rng_state(_CPU)
 
     def take(self, number: int) -> list[Sequence[Any]]:
-        """Return the next batches: so many, or what is left."""
+        """Return the next batches, or all that are left."""
         with restored_rng_states(_CPU):
             restore_rng_state(self._rngs, _CPU)
             taken = list(islice(self._batches, number))
@@ -197,13 +197,13 @@ class _Iteration:
 
 
 class KeyedShare(SkipBatchSampler):
-    """The batches of one process, each with the key of its draws.
+    """The batches of a process, each with the key of its draws.
 
     Args:
         batches: The share of the process.
-        skip: How many of them are left out.
+        skip: The number of batches that are left out at the beginning.
         order: The sequence that is shared out.
-        repeat: Whether later epochs follow the first one.
+        repeat: Whether later epochs follow the first epoch.
 
     Attributes:
         order: As passed.
@@ -221,7 +221,7 @@ class KeyedShare(SkipBatchSampler):
         self._repeat = repeat
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Return what each batch is made from."""
+        """Return the request from which each batch is made."""
         return self.order.requests(self.first, self.stride, repeat=self._repeat)
 
     @override
@@ -230,11 +230,11 @@ class KeyedShare(SkipBatchSampler):
 
 
 def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochOrders | SamplerOrder:
-    """Return the order of the batches of a loader of torch, as keyed by a seed.
+    """Return the order of the batches of a loader of torch, keyed by a seed.
 
     Args:
         loader: A loader with a batch sampler.
-        order_seed: Decides the random order of a loader that brings no sampler.
+        order_seed: Decides the random order of a loader without a sampler.
         seed: Keys the random draws of samples and of a sampler.
     """
     batches = cast("Any", loader).batch_sampler
@@ -246,7 +246,7 @@ def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochO
 
 
 def _is_made_by_torch(sampler: Any, loader: Any) -> bool:
-    """Whether this is the sampler that torch makes for a loader without one, or the same as that."""
+    """Whether this is the sampler that torch makes for a loader without a sampler, or equal to it."""
     if type(sampler) is SequentialSampler:
         return len(sampler) == len(loader.dataset)
     generator: object = getattr(sampler, "generator", None)
@@ -256,11 +256,11 @@ def _is_made_by_torch(sampler: Any, loader: Any) -> bool:
 
 
 def _is_without_state(part: object) -> bool:
-    """Whether what is iterated keeps nothing from one iteration to the next, and has as many items as it says."""
+    """Whether an iterable keeps no state between iterations, and yields as many items as its length."""
     if type(part) is BatchSampler:
         return _is_without_state(part.sampler)
     return type(part) in _WITHOUT_STATE and getattr(part, "generator", None) is None
 
 
 def _listed(indices: Any) -> list[Any]:
-    return indices.tolist() if isinstance(indices, Tensor) else list(indices)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
+    return indices.tolist() if isinstance(indices, Tensor) else list(indices)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch does not annotate it

@@ -1,4 +1,4 @@
-"""After which batches a training pauses, and what for. Pure functions of counts."""
+"""The batches after which a training pauses, and the reasons to pause; pure functions of counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pa_trial.units import Batch, Epoch, TrainUnit
 
 
 class Due(NamedTuple):
-    """What is due after a batch.
+    """The work that is due after a batch.
 
     Attributes:
         max_length: The training has reached its length.
@@ -34,7 +34,7 @@ class Boundaries:
         validation: When to validate; None for never.
         checkpoint: When to save; None for never.
         report: When to report.
-        epoch_length: Batches in an epoch.
+        epoch_length: The number of batches in an epoch.
 
     Example:
         >>> boundaries = Boundaries(10, validation=Batch(4), checkpoint=None, report=Batch(100), epoch_length=4)
@@ -52,15 +52,15 @@ class Boundaries:
         """Whether the training has reached its length.
 
         Args:
-            batches: Batches that are complete.
+            batches: The number of complete batches.
         """
         return batches >= self.max_batches
 
     def fraction(self, batches: int) -> float:
-        """Return how much of the training is done, from 0 to 1.
+        """Return the completed fraction of the training, from 0 to 1.
 
         Args:
-            batches: Batches that are complete.
+            batches: The number of complete batches.
         """
         return min(1.0, batches / self.max_batches) if self.max_batches > 0 else 1.0
 
@@ -68,7 +68,7 @@ class Boundaries:
         """Return the work that is due after a batch; None if training continues.
 
         Args:
-            batches: Batches that are complete, counted from the beginning of the training.
+            batches: The number of complete batches, counted from the beginning of the training.
         """
         ends = batches >= self.max_batches
         validates = is_due(self.validation, batches, self.epoch_length)
@@ -100,11 +100,11 @@ def is_due(period: TrainUnit | None, batches: int, epoch_length: int) -> bool:
 
 
 def batches_of(length: TrainUnit, epoch_length: int) -> int:
-    """Return how many batches a length has.
+    """Return the number of batches of a length.
 
     Args:
         length: A number of batches or epochs.
-        epoch_length: Batches in an epoch.
+        epoch_length: The number of batches in an epoch.
     """
     number = int(cast("int", length.value))
     return number if isinstance(length, Batch) else number * epoch_length

@@ -10,9 +10,10 @@ from pa_trial.types import Metrics
 class PyTorchCallback:
     """Reacts to the events of a training; override the methods that you need.
 
-    Each process has its own callbacks, and calls all methods except ``on_checkpoint_write_end``,
-    ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which only the chief calls. To keep state across
-    restarts, return it from ``state_dict``: the checkpoint has the chief's.
+    Return instances from ``PyTorchTrial.build_callbacks``. Each process has its own callbacks, and calls all methods
+    except ``on_checkpoint_write_end``, ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which only the chief
+    calls. To keep state across restarts, return it from ``state_dict``: the checkpoint has the state of the chief's
+    callbacks.
 
     Example:
         >>> class PrintEpochs(PyTorchCallback):
@@ -27,7 +28,7 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that ``state_dict`` returned.
+        """Restore the return value of ``state_dict``.
 
         Args:
             state_dict: The state.
@@ -37,8 +38,8 @@ class PyTorchCallback:
         """Called first, before data loaders are built.
 
         Args:
-            first_batch_idx: The index of the first batch to train. It is not 0 if a checkpoint is resumed.
-            checkpoint_uuid: The checkpoint that is resumed; None without one.
+            first_batch_idx: The index of the first batch to train; above 0 if a checkpoint is resumed.
+            checkpoint_uuid: The name of the resumed checkpoint; None if training starts from the beginning.
         """
 
     def on_trial_shutdown(self) -> None:
@@ -51,14 +52,14 @@ class PyTorchCallback:
         """Called before the first batch of an epoch.
 
         Args:
-            epoch_idx: The index of the epoch.
+            epoch_idx: The index of the epoch, from 0.
         """
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
         """Called after the last batch of an epoch.
 
         Args:
-            epoch_idx: The index of the epoch.
+            epoch_idx: The index of the epoch, from 0.
         """
 
     def on_training_workload_end(self, avg_metrics: Metrics, batch_metrics: list[Metrics]) -> None:
@@ -79,14 +80,14 @@ class PyTorchCallback:
         """Called after the last batch of a validation by ``evaluate_batch``.
 
         Args:
-            outputs: The values that ``evaluate_batch`` returned, one for each batch.
+            outputs: The return values of ``evaluate_batch``, batch by batch.
         """
 
     def on_validation_end(self, metrics: Metrics) -> None:
         """Called after each validation.
 
         Args:
-            metrics: Its metrics.
+            metrics: The metrics of the validation, by name.
         """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
@@ -100,7 +101,7 @@ class PyTorchCallback:
         """Called before anything is restored from a checkpoint.
 
         Args:
-            checkpoint: Its entries.
+            checkpoint: The entries of the checkpoint.
         """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
@@ -121,5 +122,5 @@ class PyTorchCallback:
         """Called on all processes after a checkpoint is complete.
 
         Args:
-            uuid: Its name.
+            uuid: The name of the checkpoint.
         """

@@ -18,7 +18,7 @@ class CallbackCalls:
     """The callbacks of a trial, in the order of their dictionary.
 
     Args:
-        callbacks: What ``build_callbacks`` returned.
+        callbacks: The return value of ``build_callbacks``.
 
     Example:
         >>> class Greeting(PyTorchCallback):
@@ -52,7 +52,7 @@ class CallbackCalls:
         """Call a method of all callbacks.
 
         Args:
-            method: The method, as ``PyTorchCallback`` has it.
+            method: The method of ``PyTorchCallback``.
             *args: Its arguments.
             **kwargs: Its arguments by name.
         """
@@ -88,7 +88,7 @@ _ON_TRAINING_EPOCH_START = PyTorchCallback.on_training_epoch_start
 
 
 def _is_without_index(callback: PyTorchCallback) -> bool:
-    """Whether it was written when the start of an epoch had no number."""
+    """Whether a callback has the old signature of ``on_training_epoch_start``, without the index of the epoch."""
     method = signature(callback.on_training_epoch_start)
     try:
         method.bind(0)
@@ -101,10 +101,10 @@ def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
     """Return the callbacks of a trial, checked.
 
     Args:
-        returned: What ``build_callbacks`` returned.
+        returned: The return value of ``build_callbacks``.
 
     Raises:
-        UsageError: It is not a dictionary of callbacks.
+        UsageError: The value is not a dictionary of callbacks.
     """
     callbacks = dict(cast("Mapping[object, object]", returned)) if isinstance(returned, Mapping) else {}
     are_callbacks = (

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, the documents among them, and what is said of damage."""
+"""The files of a checkpoint, its JSON documents, and the error for a damaged file."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ STATE = "state_dict.pth"
 """Models, optimizers, schedulers, callbacks, and the chief's own state."""
 
 TRIAL_STATE = "trial_state.json"
-"""How far the training had come, and which calls of ``fit`` have led there."""
+"""The progress of the training, and the calls of ``fit`` that have led to it."""
 
 LOAD_DATA = "load_data.json"
-"""What it takes to make the trial again."""
+"""The class and the configuration from which the trial is made again."""
 
 METADATA = "metadata.json"
-"""What Determined tells of a checkpoint."""
+"""The description that Determined stores with a checkpoint."""
 
 OF_RANK = "rank_"
-"""What the names of the files begin with in which processes other than the chief have their own states."""
+"""The beginning of the names of files with the states of processes other than the chief."""
 
 
 def name_of_rank(rank: int) -> str:
-    """Return the name of the file with the own state of a process other than the chief."""
+    """Return the name of the file with the state of a process other than the chief."""
     return f"{OF_RANK}{rank}.pth"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a document.
+    """Return the dictionary in a JSON file.
 
     Raises:
-        InvalidCheckpointException: It is missing, or is not one.
+        InvalidCheckpointException: The file is missing, or does not contain a dictionary.
     """
     try:
         document: object = json.loads(path.read_bytes())
@@ -47,10 +47,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def damaged(path: Path, found: str, expected: str = "the file as it was written") -> InvalidCheckpointException:
-    """Return the error for a file that is not as it was written."""
+    """Return the error for a damaged file."""
     return InvalidCheckpointException(
         "The checkpoint is damaged. Nothing was loaded.",
         given=f"{path}: {found}",
         expected=expected,
-        do="Use another checkpoint, such as the one before it.",
+        do="Use another checkpoint, such as the checkpoint before it.",
     )

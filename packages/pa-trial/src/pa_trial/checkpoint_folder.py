@@ -1,4 +1,4 @@
-"""Finds checkpoints in a folder, and reads what they tell of themselves once they are known to be intact."""
+"""Finds checkpoints in a folder, and reads their descriptions once they are known to be intact."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:
         checkpoint_dir: The folder that checkpoints are written to.
 
     Raises:
-        CheckpointNotFound: There is no such folder, or none of the files of a checkpoint is in it.
+        CheckpointNotFound: There is no such folder, or it has none of the files of a checkpoint.
     """
     folder = next((path.absolute() for path in (checkpoint_dir / name, Path(name)) if path.is_dir()), None)
     if folder is None:
         raise CheckpointNotFound(
             "There is no such checkpoint.",
             given=str(name),
-            expected=f"the name of a checkpoint in {checkpoint_dir}, or the path of one",
+            expected=f"the name of a checkpoint in {checkpoint_dir}, or the path of a checkpoint",
             do="Look for its name there, or pass latest_checkpoint=None to begin a new training.",
         )
     if any((folder / name).exists() for name in (STATE, TRIAL_STATE, LOAD_DATA, METADATA)):
         return folder
     inside = _newest_first(folder)
     raise CheckpointNotFound(
-        "This folder contains checkpoints, but is not one." if inside else "This folder is not a checkpoint.",
+        "This folder contains checkpoints, but is not a checkpoint." if inside else "This folder is not a checkpoint.",
         given=str(folder),
         expected=f"a folder with {STATE} and {METADATA}",
-        do=f"Name one of those in it, such as {inside[0].name}." if inside else "Name the folder of a checkpoint.",
+        do=f"Pass a checkpoint in it, such as {inside[0].name}." if inside else "Pass the folder of a checkpoint.",
     )
 
 
 def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
-    """Return what a checkpoint tells of itself, once the files that a process needs are known to be intact.
+    """Return the description of a checkpoint, once the files that a process needs are known to be intact.
 
     Args:
         folder: The checkpoint.
@@ -53,7 +53,7 @@ def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weigh
         for_weights: Whether only the weights are wanted.
 
     Raises:
-        InvalidCheckpointException: It is damaged, or is none.
+        InvalidCheckpointException: The checkpoint is damaged, or the folder is not a checkpoint.
     """
     if is_foreign(folder):
         return read_foreign(folder, trust_pickle=trust_pickle, for_weights=for_weights)
@@ -80,7 +80,7 @@ def _newest(checkpoint_dir: Path) -> str | None:
     for folder in _newest_first(checkpoint_dir):
         try:
             verify(folder)
-            read_json(folder / TRIAL_STATE)  # which checkpoints of other programs do not have
+            read_json(folder / TRIAL_STATE)  # checkpoints of other programs do not have this file
         except CheckpointError as error:
             warn_user(f"{folder} is skipped: {error.given}.")
         else:
@@ -89,7 +89,7 @@ def _newest(checkpoint_dir: Path) -> str | None:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, which need not exist; where the manifest is damaged, one may be the newest."""
+    """Return the checkpoints in a folder, which need not exist; any with a damaged manifest may be the newest."""
     known = [record.path for record in reversed(Folder(folder).records())]
     damaged = {path.parent for path in folder.glob(f"[!.]*/{TRIAL_STATE}")}.difference(known)
     return [*damaged, *known]

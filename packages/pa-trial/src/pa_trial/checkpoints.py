@@ -49,13 +49,13 @@ class Checkpoints:
         """Return the description of a checkpoint, once all of its files are known to be intact.
 
         Args:
-            latest_checkpoint: Its name in the folder of the checkpoints, or its path; None for none.
+            latest_checkpoint: Its name in the folder of the checkpoints, or its path; None to begin a new training.
             trust_pickle: Whether objects of any kind are unpickled, and pickled by ``save``.
 
         Raises:
-            CheckpointNotFound: There is none.
+            CheckpointNotFound: There is no such checkpoint.
             InvalidCheckpointException: It is damaged, or was saved by a different number of processes.
-            RanksDifferError: The processes have found different ones.
+            RanksDifferError: The processes have found different checkpoints.
         """
         self._trusts_pickle = trust_pickle
         if latest_checkpoint is None:
@@ -70,7 +70,7 @@ class Checkpoints:
         """Continue from a checkpoint: models, optimizers, schedulers, scaler, callbacks, gradients and RNG states.
 
         Args:
-            saved: What ``find`` returned.
+            saved: The return value of ``find``.
 
         Raises:
             InvalidCheckpointException: It does not fit the trial; nothing was changed.
@@ -90,7 +90,7 @@ class Checkpoints:
             trust_pickle: Whether objects of any kind are unpickled.
 
         Raises:
-            CheckpointNotFound: There is none.
+            CheckpointNotFound: There is no such checkpoint.
             InvalidCheckpointException: It is damaged, or belongs to other models. Nothing was loaded.
         """
         saved = self._read(checkpoint, trust_pickle=trust_pickle, for_weights=True)
@@ -99,7 +99,7 @@ class Checkpoints:
         return saved.uuid
 
     def save(self) -> str:
-        """Save the trial as it is, and delete checkpoints that are not kept any longer.
+        """Save the trial in its present state, and delete checkpoints that are no longer kept.
 
         Returns:
             The name of the checkpoint.
@@ -115,22 +115,22 @@ class Checkpoints:
         return uuid
 
     def tell_callbacks(self, uuid: str) -> None:
-        """Tell the callbacks of a saved checkpoint: the chief's of its files, and then all of its name.
+        """Call the callbacks after a checkpoint was saved: those of the chief with its folder, then all with its name.
 
         Args:
-            uuid: What ``save`` returned.
+            uuid: The return value of ``save``.
         """
         from_chief(lambda: self._tell_of_files(uuid), "in a callback of a checkpoint")
         for callback in self._callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
-        """Read what the same checkpoint tells of itself on all processes."""
+        """Read the description of the same checkpoint on all processes."""
         rank = self._parts.distributed.rank
         read = partial(read_saved, rank=rank, trust_pickle=trust_pickle, for_weights=for_weights)
         saved = on_each_rank(lambda: read(find_folder(checkpoint, self._folder)), "reading a checkpoint")
         require_same(
-            {f"what is found in {saved.path.name}, by its SHA-256": saved.digest},
+            {f"the content of {saved.path.name}, by its SHA-256": saved.digest},
             explain=lambda found: (
                 f"The processes found different checkpoints under the same name: {found}. "
                 "Use a folder on a file system that all machines share."
@@ -139,7 +139,7 @@ class Checkpoints:
         return saved
 
     def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Load what all processes continue from, and what this one does."""
+        """Load the common state of all processes, and the state of this process."""
         content: dict[str, Any] = read_torch_file(saved.path / STATE, trust_pickle=self._trusts_pickle)
         if self._parts.distributed.rank == 0 or saved.num_processes != self._parts.distributed.size:
             return content, content
@@ -150,7 +150,7 @@ class Checkpoints:
         uuid = str(uuid4())
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = Folder(self._folder)
-        with suppress(CheckpointError):  # what stays takes room
+        with suppress(CheckpointError):  # files that cannot be deleted only take space
             folder.remove_leftovers(self._lineage.fit)
         written = folder.writing(uuid, self._lineage.fit, {"update": self._parts.progress.batches_trained})
         return uuid, str(stack.enter_context(written))
@@ -180,9 +180,9 @@ class Checkpoints:
             (staging / name).write_text(json.dumps(document, indent=1))
 
     def _finish(self, stack: ExitStack) -> None:
-        """Give the checkpoint its name, in one step, and delete those that it supersedes.
+        """Give the checkpoint its name, in a single step, and delete the checkpoints that it supersedes.
 
-        The newest ones stay, the best one, and the one that the training was continued from.
+        The newest checkpoints stay, the best, and the checkpoint from which the training was continued.
         """
         stack.close()
         keep, folder, lineage = self._parts.run_settings.max_checkpoints, Folder(self._folder), self._lineage
@@ -215,7 +215,7 @@ def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:
     if saved.num_processes in (None, num_processes):
         return
     raise InvalidCheckpointException(
-        "The checkpoint was saved by a different number of processes, each of which had its own random states.",
+        "The checkpoint was saved by a different number of processes, and has the random states of each process.",
         given=f"{saved.path}, saved by {saved.num_processes}, and {num_processes} now",
         do=f"Start {saved.num_processes} processes, or start over with its weights: fit(warm_start={saved.uuid!r}).",
     )

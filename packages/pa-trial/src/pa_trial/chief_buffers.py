@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pa_distributed import RanksDifferError, require_same
 from pa_trial._torch import BUFFERS, foreach
 
-_collectives: Any = dist  # torch annotates its collectives only in part
+_collectives: Any = dist  # torch annotates only some of its collectives
 _ALIGNMENT = 16
-"""In bytes: of the largest numbers that torch has."""
+"""The size of the largest numbers of torch, in bytes."""
 
 _Shapes: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 """The shape and the dtype of each buffer, by its name."""
@@ -24,7 +24,7 @@ class ChiefBuffers:
     """Gives every process the buffers of the chief's models.
 
     Args:
-        models: The models, the same ones on each process, whose buffers have the same shapes when training begins.
+        models: The models, the same on each process. Their buffers have the same shapes when training begins.
         device: The device of the training.
     """
 
@@ -37,19 +37,21 @@ class ChiefBuffers:
         self.find()
 
     def find(self) -> None:
-        """Look again for the modules that have buffers; what they hold is looked at each time."""
+        """Find the modules that have buffers; the buffers themselves are looked up each time."""
         self._places = {
             f"model {number}: {f'{path}.{name}'.lstrip('.')}": (vars(module)[BUFFERS], name)
             for number, model in enumerate(self._models)
-            for path, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
+            for path, module in cast(
+                "Iterable[tuple[str, nn.Module]]", model.named_modules()
+            )  # torch annotates it only partly
             for name in vars(module)[BUFFERS]
         }
 
     def follow_chief(self) -> None:
-        """Copy what the chief has, in one exchange; every process must call this.
+        """Copy the buffers of the chief in a single exchange; every process must call this.
 
         Raises:
-            RanksDifferError: Buffers on the CPU have other shapes than on other processes, whom gloo would abort.
+            RanksDifferError: Buffers on the CPU have other shapes than on other processes, so gloo would abort them.
         """
         if not self._places:
             return
@@ -79,27 +81,27 @@ def _changed_here(before: dict[str, str], now: dict[str, str]) -> RanksDifferErr
     changed = [name for name in before | now if before.get(name) != now.get(name)]
     found = ", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed)
     return RanksDifferError(
-        f"Buffers of a model changed their shapes on this process, but not on the first one: {found}. Let buffers grow "
-        "in the same way on all processes, or keep values of one process in a plain attribute."
+        f"Buffers of a model changed their shapes on this process, but not on the first process: {found}. Let buffers "
+        "grow in the same way on all processes, or keep values of a single process in a plain attribute."
     )
 
 
 def broadcast(tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Give every process the values that rank zero has.
+    """Give every process the values of rank zero.
 
     Args:
         tensors: Tensors of the same shapes and dtypes on each process, in the same order.
         device: The device of the training.
     """
-    if dist.is_initialized():  # else, training tells that nothing connects the processes
+    if dist.is_initialized():  # else, training raises the error
         _Packet(tensors, device).follow_chief(tensors)
 
 
 class _Packet:
-    """Room for tensors of any dtypes side by side in one tensor of bytes, in which they travel together.
+    """A tensor of bytes in which tensors of any dtypes are sent together.
 
     Args:
-        tensors: What travels: on each process of the same shapes and dtypes, in the same order.
+        tensors: The tensors to send: on each process of the same shapes and dtypes, in the same order.
         device: The device of the training.
     """
 
@@ -114,14 +116,15 @@ class _Packet:
 
     @torch.no_grad()
     def follow_chief(self, tensors: Sequence[Tensor], *, fits: bool = True) -> bool:
-        """Give every process the values that rank zero has; every process must call this.
+        """Give every process the values of rank zero; every process must call this.
 
         Args:
-            tensors: Such tensors as the packet was made for.
-            fits: False if the tensors of this process have other shapes or dtypes by now; they are left alone.
+            tensors: Tensors with the shapes and dtypes that the packet was made for.
+            fits: False if the tensors of this process have other shapes or dtypes by now; they are not changed then.
 
         Returns:
-            Whether the tensors of rank zero fit; if not, nothing is copied. On a GPU, True: nobody waits for it.
+            Whether the tensors of rank zero fit; if not, nothing is copied. On a GPU always True, to avoid waiting for
+            it.
         """
         is_chief = dist.get_rank() == 0
         if is_chief:

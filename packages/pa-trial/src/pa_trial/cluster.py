@@ -1,4 +1,4 @@
-"""The cluster that a trial runs on: there is none."""
+"""The cluster of a trial: a trial runs without a cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 def get_cluster_info() -> Any | None:
     """Return None, as Determined does where a script runs without its cluster.
 
-    A script that continues from ``get_cluster_info().latest_checkpoint`` passes
-    ``latest_checkpoint=context.get_latest_checkpoint()`` instead.
+    In a script for Determined, replace ``get_cluster_info().latest_checkpoint`` by
+    ``context.get_latest_checkpoint()``.
 
     Example:
         >>> get_cluster_info() is None

@@ -1,4 +1,4 @@
-"""How many processes a training has, and which of them this one is."""
+"""The number of processes of a training, and the number of this process."""
 
 from __future__ import annotations
 

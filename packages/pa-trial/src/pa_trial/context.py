@@ -54,7 +54,7 @@ class CoreContext:
     """The part of Determined's core context that a trial context needs: the processes of a training.
 
     Attributes:
-        distributed: Which of several processes this one is.
+        distributed: The number of processes, and the rank of this process.
     """
 
     distributed: DistributedContext
@@ -63,22 +63,22 @@ class CoreContext:
 class PyTorchTrialContext(TellsSettings, WrapsReducers):
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
-    ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init`` it still tells its
-    settings and how far training got. Methods that train or need other processes raise ``InternalException``.
+    Get it from ``init``, whose arguments are easier to pass. After the ``with`` block of ``init``, its settings and the
+    progress of the training can still be read. Methods that train or need other processes raise ``InternalException``.
 
     Args:
         core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
-        trial_seed: The seed that ``get_trial_seed`` returns; None without one.
-        hparams: Hyperparameters by name; None without any.
+        trial_seed: The return value of ``get_trial_seed``; None to seed nothing.
+        hparams: Hyperparameters by name; None if the trial has none.
         slots_per_trial: The number of processes that ``global_batch_size`` is split over.
         num_gpus: The number of GPUs; 0 for a training on the CPU.
-        exp_conf: The experiment configuration; None without one.
-        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
+        exp_conf: The experiment configuration; None if the trial has none.
+        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
         steps_completed: The number of batches trained before.
         managed_training: Whether models are trained. False leaves them on their device, for a trial that was loaded.
         debug_enabled: Not used.
         run_settings: The remaining arguments of ``init``; None for its defaults.
-        device: The device of this process; None to choose one by ``num_gpus``.
+        device: The device of this process; None to choose it by ``num_gpus``.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard.
 
     Attributes:
@@ -161,7 +161,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
 
     def wrap_model(self, model: ModelT) -> ModelT:
-        """Register a model, which is moved to the device, trained on all processes, and saved.
+        """Register a model, which is moved to the device, trained on all processes, and saved in checkpoints.
+
+        Call it in ``__init__`` of the trial, before the model's optimizer is created.
 
         Args:
             model: The model.
@@ -178,12 +180,12 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> OptimizerT:
-        """Register an optimizer, whose state is saved with checkpoints.
+        """Register an optimizer, whose state is saved in checkpoints.
 
         Args:
             optimizer: An optimizer of the parameters of wrapped models.
-            backward_passes_per_step: It has no effect, because several backward passes in a batch just work.
-            fp16_compression: It is ignored, with a warning on several processes.
+            backward_passes_per_step: No effect, because any number of backward passes in a batch works.
+            fp16_compression: No effect; True causes a warning on several processes.
             average_aggregated_gradients: Whether to average the gradients of the batches that are aggregated, the
                 default, or to sum them.
 
@@ -201,7 +203,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Args:
             lr_scheduler: A scheduler of a wrapped optimizer.
             step_mode: When to step it.
-            frequency: Step it every so many epochs, batches or optimizer steps.
+            frequency: With n, step it every n-th epoch, batch or optimizer step.
 
         Returns:
             The same scheduler.
@@ -255,7 +257,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             max_loss_scale: See ``opt_level``.
 
         Raises:
-            InvalidExperimentException: It is enabled; ``context.experimental.use_amp()`` takes its place.
+            InvalidExperimentException: Apex is enabled. Call ``context.experimental.use_amp()`` instead.
         """
         _ = self._open.trained
         if enabled:
@@ -274,6 +276,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> None:
         """Compute gradients, and average them over the processes on the last batch of an aggregation group.
 
+        Call it in ``train_batch`` in place of ``loss.backward()``.
+
         Args:
             loss: The tensor to differentiate.
             gradient: As for ``torch.Tensor.backward``.
@@ -291,6 +295,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> None:
         """Step an optimizer on the last batch of an aggregation group; do nothing on the others.
 
+        Call it in ``train_batch`` in place of ``optimizer.step()`` and ``optimizer.zero_grad()``.
+
         Args:
             optimizer: A wrapped optimizer.
             clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients.
@@ -304,7 +310,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Args:
             data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of these. Anything
-                else is returned unchanged, with one warning for each type.
+                else is returned unchanged, with a warning for each type.
+
+        Returns:
+            The data on the device, in the same structure.
         """
         return self._open.mover(data)
 
@@ -325,7 +334,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.progress.place("context.current_train_epoch()")[0]
 
     def is_epoch_start(self) -> bool:
-        """Return whether the current batch is the first one of its epoch.
+        """Return whether the current batch is the first of its epoch.
 
         Raises:
             InternalException: Training has not begun.
@@ -333,7 +342,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.progress.place("context.is_epoch_start()")[1] == 0
 
     def is_epoch_end(self) -> bool:
-        """Return whether the current batch is the last one of its epoch.
+        """Return whether the current batch is the last of its epoch.
 
         Raises:
             InternalException: Training has not begun.
@@ -342,54 +351,57 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return progress.place("context.is_epoch_end()")[1] == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""
+        """Return the index of the first batch that ``fit`` trains: 0, or the batch after the checkpoint."""
         return self._parts.progress.initial_batch
 
     def get_experiment_id(self) -> int:
-        """Return 0: without a cluster, there is one experiment."""
+        """Return 0, because there is a single experiment without a cluster."""
         return 0
 
     def get_trial_id(self) -> int:
-        """Return 0: without a cluster, there is one trial."""
+        """Return 0, because there is a single trial without a cluster."""
         return 0
 
     def get_trial_seed(self) -> int:
         """Return the seed that was passed to ``init``.
 
         Raises:
-            InternalException: There is none.
+            InternalException: No seed was passed.
         """
         seed = self._parts.trial_seed
         if seed is None:
-            raise InternalException("There is no seed: init(seed=0) sets one.")
+            raise InternalException("There is no seed: pass it, for example init(seed=0).")
         return seed
 
     def get_stop_requested(self) -> bool:
-        """Return whether the training was requested to stop."""
+        """Return whether this process has requested a stop of the training."""
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask the training to stop: when the current workload ends, it saves a checkpoint and ``fit`` returns.
+        """Request a stop of the training: when the current workload ends, it saves a checkpoint and ``fit`` returns.
 
-        A request on one process stops all of them.
+        A request on any process stops all of them.
 
         Args:
             stop_requested: True to request it, False to withdraw the request.
 
         Raises:
-            UsageError: It is not a bool.
+            UsageError: The value is not a bool.
         """
         require_bool("stop_requested", stop_requested)
         self._open.stop_requested = stop_requested
 
     def get_latest_checkpoint(self) -> str | None:
-        """Return the newest intact checkpoint in ``checkpoint_dir``, None without one; all processes must call this.
+        """Return the newest intact checkpoint in ``checkpoint_dir``, or None; every process must call this.
 
         Pass it to ``fit`` as ``latest_checkpoint``, and a script resumes where it was interrupted.
 
+        Returns:
+            The name of the checkpoint; None if the folder has none.
+
         Raises:
             ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
-                all trainings share may belong to another one.
+                all trainings share may belong to another training.
         """
         run_settings = self._open.run_settings
         if not run_settings.has_own_checkpoint_dir:
@@ -401,11 +413,11 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return find_newest(run_settings.checkpoint_dir)
 
     def get_tensorboard_path(self) -> Path | None:
-        """Return the folder for TensorBoard that was passed to ``init``, None without one."""
+        """Return the folder for TensorBoard that was passed to ``init``; None if no folder was passed."""
         return self._parts.run_settings.tensorboard_path
 
     def get_tensorboard_writer(self) -> SummaryWriter:
-        """Return a ``torch.utils.tensorboard.SummaryWriter``, the same one each time; ``init`` closes it."""
+        """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training; ``init`` closes it."""
         return self._open.tensorboard.writer
 
     def get_enable_tensorboard_logging(self) -> bool:
@@ -416,17 +428,17 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Set whether metrics are written for TensorBoard from now on.
 
         Args:
-            enable_tensorboard_logging: Whether they are.
+            enable_tensorboard_logging: True to write them, False to stop.
 
         Raises:
-            UsageError: It is not a bool.
+            UsageError: The value is not a bool.
         """
         require_bool("enable_tensorboard_logging", enable_tensorboard_logging)
         self._open.logs_to_tensorboard = enable_tensorboard_logging
 
     @property
     def profiler(self) -> profile | None:
-        """The profiler of ``set_profiler``; None without one."""
+        """The profiler of ``set_profiler``; None if it was not called."""
         return self._parts.profiler
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
@@ -438,13 +450,13 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             args: Positional arguments of ``torch.profiler.profile``.
             kwargs: Keyword arguments of ``torch.profiler.profile``.
         """
-        folder = self._open.tensorboard.path or "runs"  # as TensorBoard's writer has it
+        folder = self._open.tensorboard.path or "runs"  # the default of TensorBoard's writer
         kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(folder)))
         self._parts.profiler = profile(*args, **kwargs)
 
     @property
     def _open(self) -> ContextParts:
-        """What may be used within the block of ``init`` alone."""
+        """The parts that may be used only within the block of ``init``."""
         if self._is_closed:
             raise InternalException(
                 "The with block of init() has ended: its context, and a Trainer with it, can no longer be used.",
@@ -453,11 +465,11 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts
 
     def _run_parts(self) -> ContextParts:
-        """Return what the training loop works with.
+        """Return the parts that the training loop uses.
 
         Raises:
             InternalException: The ``with`` block of ``init`` has ended.
-            UnsupportedConfigurationError: There should be several processes, and nothing connects them.
+            UnsupportedConfigurationError: There should be several processes, but they are not connected.
         """
         parts = self._open
         if num_processes() != parts.distributed.size:
@@ -476,7 +488,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         self._open.trained.use_amp()
 
     def _close(self) -> None:
-        """End the context, and what it holds open; its settings, and how far training got, can still be read."""
+        """End the context and close its resources; settings and progress can still be read."""
         if self._is_closed:
             return
         self._is_closed = True

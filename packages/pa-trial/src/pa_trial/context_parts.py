@@ -1,4 +1,4 @@
-"""The parts of a trial's context, which the training loop works with."""
+"""The parts of a trial's context, which the training loop uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pa_trial.trained_parts import TrainedParts
 
 
 class Stage(StrEnum):
-    """What a training is in, as far as processes must be in the same to come together."""
+    """The stage of a training; processes can only exchange data in the same stage."""
 
     START = "at the start of the run"
     TRAINING = "in the training of an epoch"
@@ -28,23 +28,23 @@ class Stage(StrEnum):
 
 @dataclass
 class ContextParts:
-    """What a context consists of.
+    """The parts of a context.
 
     Attributes:
         settings: Hyperparameters and experiment configuration.
         run_settings: The other arguments of ``init``.
-        progress: How far the training has come.
+        progress: The counters of the training.
         trained: Models, optimizers, schedulers and the scaler.
         reducers: The metric reducers.
         tensorboard: The folder and the writer for TensorBoard.
         mover: Moves batches to the device of this process.
-        distributed: Which of the processes of the training this one is, and what they exchange for the user.
+        distributed: The rank of this process, and the collectives for users.
         experimental: The options of ``context.experimental``.
-        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
-        trial_seed: The seed that was passed to ``init``; None without one.
-        profiler: The profiler that the user has set; None without one.
+        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
+        trial_seed: The seed that was passed to ``init``; None if no seed was passed.
+        profiler: The profiler that the user has set; None if no profiler was set.
         stop_requested: Whether this process should end the training.
-        stage: What the training is in; empty outside of it.
+        stage: The stage of the training; empty outside of it.
         logs_to_tensorboard: Whether metrics are written for TensorBoard.
     """
 

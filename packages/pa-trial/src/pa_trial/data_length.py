@@ -12,18 +12,18 @@ from pa_trial.errors import ArgumentTypeError, ConfigurationError
 
 
 def data_length(data: Any) -> int:
-    """Return how many records a batch has: what ``PyTorchTrial.get_batch_length`` returns unless it is overridden.
+    """Return the number of records of a batch, as ``PyTorchTrial.get_batch_length`` does unless it is overridden.
 
     Args:
-        data: A tensor or an array, whose length is returned. For a dict, a list or a tuple, it is the length of the
-            first value.
+        data: A tensor or an array, whose length is returned. For a dict, a list or a tuple, the length of the
+            first value is returned.
 
     Returns:
         The number of records.
 
     Raises:
-        ConfigurationError: A dict, a list or a tuple is empty; it is a ``ValueError``.
-        ArgumentTypeError: The batch, or its first value, is something else; it is a ``TypeError``.
+        ConfigurationError: A dict, a list or a tuple is empty. The error is also a ``ValueError``.
+        ArgumentTypeError: The batch, or its first value, is of another type. The error is also a ``TypeError``.
 
     Example:
         >>> import torch

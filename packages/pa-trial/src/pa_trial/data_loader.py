@@ -1,4 +1,4 @@
-"""The data loader of trials: what is loaded and how; from where on, and which share of it, is decided in training."""
+"""The data loader of trials, which describes the loading; training decides on its start and its share."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from pa_trial.batch_order import KeyedShare, find_order
 from pa_trial.errors import ConfigurationError
 from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
 
-_WORKER_STREAMS = -2  # extends the seed where no epoch does
+_WORKER_STREAMS = -2  # extends the seed, in place of an epoch
 _SampleT = TypeVar("_SampleT", default=Any)
 
 
 class DataLoader(Generic[_SampleT]):
     """The data loader that a trial returns from its ``build_*_data_loader`` methods.
 
-    It takes the arguments of torch's ``DataLoader`` and has its defaults and checks, but makes the loader of torch when
-    it is known with which batch training begins and which share of the batches is this process's.
+    It has the arguments, defaults and checks of torch's ``DataLoader``, but makes the loader of torch only when the
+    first batch of the training and the share of this process are known.
 
-    In training, the random order of an epoch depends on the seed of the run and on the number of the epoch alone, and
-    random augmentation also on the sample. So all processes agree on the order, and a resumed
-    training sees the same samples as an uninterrupted one. Earlier samples are not loaded.
+    In training, the random order of an epoch depends only on the seed of the run and the number of the epoch;
+    random augmentation also depends on the sample. So all processes agree on the order, and a resumed
+    training sees the same samples as an uninterrupted training. Earlier samples are not loaded.
 
     Args:
         dataset: A dataset with a length, whose samples are found by index.
-        batch_size: The number of samples of a batch of one process.
+        batch_size: The number of samples of a batch of each process.
         shuffle: Whether each epoch has a different random order.
         sampler: Decides the order instead; it is iterated again for each epoch.
         batch_sampler: Decides the batches instead; excludes ``batch_size``, ``shuffle``, ``sampler`` and
             ``drop_last``.
         num_workers: The number of processes that load ahead; 0 loads in this process.
-        collate_fn: Makes a batch of a list of samples; by default torch's own collation.
-        pin_memory: Copies batches into pinned memory if there is an accelerator.
-        drop_last: Leaves out the samples that do not fill a batch.
+        collate_fn: Makes a batch from a list of samples; by default torch's own collation.
+        pin_memory: Whether to copy batches into pinned memory if there is an accelerator.
+        drop_last: Whether to leave out the samples that do not fill a batch.
         timeout: The number of seconds to wait for a worker; 0, the default, waits forever.
-        worker_init_fn: Is called in each worker with its number.
-        multiprocessing_context: How workers are started.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started, such as ``"fork"``.
         generator: Its seed decides the random order, instead of the seed of the run.
         prefetch_factor: The number of batches that each worker loads ahead; by default 2.
-        persistent_workers: Keeps validation workers for the next validation. Training workers always persist.
+        persistent_workers: Whether to keep validation workers for the next validation. Training workers always persist.
 
     Attributes:
         dataset: As passed.
@@ -67,7 +67,8 @@ class DataLoader(Generic[_SampleT]):
 
     Raises:
         ConfigurationError: The dataset is an ``IterableDataset``, or there is neither a batch size nor a batch sampler.
-        ValueError: From torch, if options contradict each other; ``ConfigurationError`` is one too.
+            The error is also a ``ValueError``.
+        ValueError: From torch, if options contradict each other.
 
     Example:
         >>> loader = DataLoader(range(5), batch_size=2)
@@ -113,7 +114,7 @@ class DataLoader(Generic[_SampleT]):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        # Checks the options, and has what torch makes of them.
+        # Checks the options, and has torch's defaults for them.
         self._checked: TorchDataLoader[_SampleT] = TorchDataLoader(
             dataset,
             batch_size=batch_size,
@@ -155,11 +156,14 @@ class DataLoader(Generic[_SampleT]):
 
         Args:
             repeat: Whether the batches are repeated without end.
-            skip: How many batches of this process are left out at the beginning.
+            skip: The number of batches of this process that are left out at the beginning.
             num_replicas: The number of processes that share the batches: number i is for process ``i % num_replicas``.
-            rank: The number of this process.
-            seed: Decides the random order and keys the random draws, as in training. By default they come from the
-                global RNGs: then the loader is an ordinary one, and processes agree only if they have the same seeds.
+            rank: The number of this process, from 0.
+            seed: Decides the random order and keys the random draws, as in training. By default the global RNGs decide,
+                as for a loader of torch, and processes agree only if they have the same seeds.
+
+        Returns:
+            The loader.
 
         Raises:
             ConfigurationError: There is no such share, or ``skip`` is negative.

@@ -15,13 +15,13 @@ _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 
 
 class DistributedContext:
-    """Collectives for coordinating work. For tensors during training, use torch's collectives.
+    """Collectives of Python values for coordinating work; for tensors during training, use torch's collectives.
 
     Values are pickled. All ranks must make the same calls in the same order; the ranks may be processes, or threads of
-    one process, each with its own context. The first call that needs connections makes them, over
+    a process, each with its own context. The first call that needs connections makes them, over
     torch's process group if it has this size, or else over the connections of torchrun. Only if there is
     neither, the chief listens on ``pub_port + port_offset``. The six numbers are passed together; without them,
-    this process is the only one.
+    this process is the only rank.
 
     Args:
         rank: The index of this process.
@@ -31,11 +31,11 @@ class DistributedContext:
         cross_rank: The index of this machine.
         cross_size: The number of machines.
         chief_ip: The address of the machine of rank 0; needed if there are several machines.
-        pub_port: The port that the chief listens on if nothing connects the processes yet.
-        pull_port: Not used: ranks that have found each other exchange values over gloo, between any free ports.
+        pub_port: The port on which the chief listens if the processes are not connected yet.
+        pull_port: Not used: connected ranks exchange values over gloo, between any free ports.
         port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
-        max_wait_seconds: For how long a rank waits for another one; None for ever.
+        max_wait_seconds: The number of seconds that a rank waits for another rank; None waits forever.
 
     Raises:
         ConfigurationError: Some of the six numbers are missing, or they do not fit together.
@@ -84,12 +84,12 @@ class DistributedContext:
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
         """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
 
-        Without ``RANK`` and ``WORLD_SIZE``, this process is the only one. Without the variables that tell of machines,
-        all processes are on this one.
+        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank. Without the variables for several machines,
+        all processes are on this machine.
 
         Args:
             chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
-            max_wait_seconds: For how long a rank waits for another one; None for ever.
+            max_wait_seconds: The number of seconds that a rank waits for another rank; None waits forever.
         """
         numbers = _numbers_in_environment("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
         return cls(**numbers, chief_ip=_chief_ip(chief_ip), max_wait_seconds=max_wait_seconds)
@@ -98,7 +98,7 @@ class DistributedContext:
     def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
         """Return the context of a process that has the variables of DeepSpeed's launcher.
 
-        Without ``RANK`` and ``WORLD_SIZE``, this process is the only one.
+        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
 
         Args:
             chief_ip: As for ``from_torch_distributed``.
@@ -150,8 +150,16 @@ class DistributedContext:
         Args:
             stuff: A picklable value.
 
+        Returns:
+            A list with the value of each rank.
+
         Raises:
             OtherProcessError: As ``gather``.
+
+        Example:
+            >>> with DistributedContext() as distributed:  # with torchrun, a value of each process
+            ...     distributed.allgather({"rank": distributed.rank})
+            [{'rank': 0}]
         """
         return self._allgather(stuff, self.size, of_machine=False)
 
@@ -230,7 +238,7 @@ class DistributedContext:
         wait = self._max_wait_seconds
         machine = RankGroup(store, f"machine/{self.cross_rank}", here, self.local_rank, wait)
         world = RankGroup(store, "world", everybody, self.rank, wait)
-        world.allgather(None)  # until then the others need the store, which the chief keeps
+        world.allgather(None)  # the chief keeps the store, which the others need until here
         return world, machine
 
 
@@ -251,7 +259,7 @@ def _checked(given: dict[str, int | None]) -> dict[str, int]:
 
 
 def _numbers_in_environment(local_size: str, cross_rank: str, cross_size: str) -> dict[str, Any]:
-    """The six numbers from the variables of a launcher, by the names that it has for some of them; none without one."""
+    """Return the six numbers from the variables of a launcher, some of them by their names; None outside a launcher."""
     variables = os.environ
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return {}

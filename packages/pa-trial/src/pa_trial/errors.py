@@ -1,4 +1,4 @@
-"""The errors of trials. Each tells what was given, what was expected and what to do."""
+"""The errors of trials; each names the given value, the expected value and the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class ConfigurationError(ExplainedError, ValueError):
 
 
 class ArgumentTypeError(ExplainedError, TypeError):
-    """An argument is another kind of thing than is expected."""
+    """An argument has the wrong type."""
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but this environment or combination cannot do what was requested."""
+    """Every argument is valid, but this environment or combination is not supported."""
 
 
 class InvalidExperimentException(ConfigurationError):
@@ -26,11 +26,11 @@ class InternalException(ExplainedError, RuntimeError):
 
 
 class InvalidCheckpointException(CheckpointError):
-    """A checkpoint is damaged or belongs to another trial. Nothing of it was loaded."""
+    """A checkpoint is damaged or belongs to another trial; nothing was loaded from it."""
 
 
 class CheckpointNotFound(CheckpointNotFoundError):
-    """There is no checkpoint of that name."""
+    """No checkpoint has this name."""
 
 
 class NoCheckpointError(CheckpointNotFound, AssertionError):
@@ -46,7 +46,7 @@ class NoMetricsError(ArgumentTypeError, AttributeError):
 
 
 class EmptyLoaderError(ConfigurationError, RuntimeError):
-    """A data loader has no batches, but at least one is needed."""
+    """A data loader has no batches."""
 
 
 class UsageError(ArgumentTypeError, AssertionError):
@@ -58,9 +58,9 @@ class MetricReducerError(UsageError, ValueError):
 
 
 class InvalidHP(Exception):  # the documented name
-    """Raised by a trial to say that its hyperparameters cannot work. The program exits cleanly with status 0.
+    """Raised by a trial whose hyperparameters cannot work; the program then exits cleanly with status 0.
 
-    If it is raised in the course of training, a checkpoint is saved first unless the last one is current.
+    If it is raised in the course of training, a checkpoint is saved first unless the last checkpoint is current.
 
     Example:
         >>> def build_layer(size: int) -> None:

@@ -10,14 +10,14 @@ from pa_trial.metric_reducers import MetricReducers, WrapsReducers
 
 
 class _Parent(Protocol):
-    """What it needs of a ``PyTorchTrialContext``."""
+    """The methods of a ``PyTorchTrialContext`` that its experimental part calls."""
 
     def _use_amp(self) -> None: ...
     def _reducers(self) -> MetricReducers: ...
 
 
 class PyTorchExperimentalContext(WrapsReducers):
-    """Reached as ``context.experimental``.
+    """Options for custom data and mixed precision, reached as ``context.experimental``.
 
     Args:
         parent: The context that it belongs to.
@@ -40,13 +40,13 @@ class PyTorchExperimentalContext(WrapsReducers):
         self.checks_reproducibility: bool = True
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader put them. Move them with ``context.to_device``."""
+        """Leave batches where the loader puts them; move them yourself with ``context.to_device``."""
         self.moves_batches = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders of torch, which are used as they are.
+        """Allow loaders of torch, for example of an ``IterableDataset``.
 
-        Nothing is sharded over processes, and a resumed training does not skip samples that it has seen.
+        They are not sharded over processes, and a resumed training does not skip samples that it has seen.
         """
         self.checks_reproducibility = False
 
@@ -55,7 +55,7 @@ class PyTorchExperimentalContext(WrapsReducers):
 
         Call it before models are wrapped, and without ``wrap_scaler``.
         """
-        self._parent._use_amp()  # pyright: ignore[reportPrivateUsage]  # the two are one object for the user
+        self._parent._use_amp()  # pyright: ignore[reportPrivateUsage]  # for the user, both are the same object
 
     @override
     def _reducers(self) -> MetricReducers:

@@ -15,16 +15,16 @@ from pa_trial.settings import ExperimentSettings, require_bool
 from pa_trial.units import Batch, Epoch, TrainUnit
 
 DEFAULT_REPORTING_PERIOD: Final = Batch(100)
-"""Often enough to see that a training goes well, and rare enough not to slow it down."""
+"""Often enough to show that a training makes progress, and rare enough not to slow it down."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The arguments of ``Trainer.fit``, where they are described.
+    """The arguments of ``Trainer.fit``, which documents them.
 
     Raises:
         ConfigurationError: A value cannot work.
-        ArgumentTypeError: An argument is of another kind.
+        ArgumentTypeError: An argument has the wrong type.
     """
 
     checkpoint_period: TrainUnit | None
@@ -64,7 +64,7 @@ class FitOptions:
                 raise ArgumentTypeError(f"{name} must be {wanted}, got {name}={path!r}.")
 
     def completed(self, settings: ExperimentSettings) -> FitOptions:
-        """Return the options with the periods of the experiment configuration where ``fit`` was told none.
+        """Return the options with the periods of the experiment configuration where ``fit`` got no period.
 
         Args:
             settings: The experiment configuration.
@@ -79,11 +79,11 @@ class FitOptions:
         )
 
     def boundaries(self, progress: TrialProgress, epoch_length: int) -> Boundaries:
-        """Return where the training pauses and ends.
+        """Return the batches at which the training pauses and ends.
 
         Args:
-            progress: How far the training has come when it begins or resumes.
-            epoch_length: Batches in an epoch.
+            progress: The counters when the training begins or resumes.
+            epoch_length: The number of batches in an epoch.
         """
         if self.test_mode or self.max_length is None:
             max_batches = progress.initial_batch + 1

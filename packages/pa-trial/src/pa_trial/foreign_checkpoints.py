@@ -1,4 +1,4 @@
-"""Checkpoints that Determined wrote, which pickled a part of them."""
+"""Checkpoints that Determined wrote, which are pickled in part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pa_trial.progress import TrialProgress
 from pa_trial.saved_trial import SavedTrial
 
 PICKLED_TRIAL_STATE = "trial_state.pkl"
-"""How far the training had come, which the metadata tell as well but for the last validation."""
+"""The progress of the training; the metadata have the same, except for the last validation."""
 
 
 def is_foreign(folder: Path) -> bool:
@@ -28,15 +28,15 @@ def is_foreign(folder: Path) -> bool:
 
 
 def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
-    """Return what a checkpoint of Determined's tells of itself.
+    """Return the description of a checkpoint of Determined's.
 
     Args:
         folder: The checkpoint.
         trust_pickle: Whether the file with the last validation is unpickled, which runs any code that it names.
-        for_weights: Whether only the weights are wanted, so that it need not tell how far the training had come.
+        for_weights: Whether only the weights are wanted, so that the progress of the training may be missing.
 
     Raises:
-        InvalidCheckpointException: It does not tell how far the training had come.
+        InvalidCheckpointException: It does not contain the progress of the training.
     """
     state = _unpickled(folder / PICKLED_TRIAL_STATE) if trust_pickle else {}
     document = read_json(folder / METADATA) if (folder / METADATA).exists() else {}
@@ -45,7 +45,7 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
         raise InvalidCheckpointException(
             "The checkpoint does not say how far its training got.",
             given=f"{folder}, whose {METADATA} has no steps_completed",
-            do=f"Let {PICKLED_TRIAL_STATE} tell it: pass trust_pickle=True if you trust whoever wrote it. Or "
+            do=f"Pass trust_pickle=True to read it from {PICKLED_TRIAL_STATE}, if you trust the author of the file. Or "
             "start over with its weights: warm_start=.",
         )
     last: object = state.get("last_val")
@@ -64,7 +64,7 @@ def _unpickled(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        state: object = pickle.loads(path.read_bytes())  # the caller has said that the file is trusted
-    except Exception as error:  # what unpickling does is not limited to some kinds of errors
+        state: object = pickle.loads(path.read_bytes())  # the caller trusts the file
+    except Exception as error:  # unpickling may raise any error
         raise damaged(path, f"{type(error).__name__}: {error}") from error
     return cast("dict[str, Any]", state) if isinstance(state, dict) else {}

@@ -1,4 +1,4 @@
-"""The way into a training: makes the context of a trial, and ends it."""
+"""Makes the context of a trial, and ends it."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def init(
         exp_conf: The experiment configuration, for ``context.get_experiment_config``. Its entries ``searcher.metric``,
             ``searcher.smaller_is_better``, ``scheduling_unit``, ``min_checkpoint_period`` and
             ``min_validation_period`` are the defaults of the arguments of ``init`` and ``fit``.
-        distributed: Which of several processes this one is. By default, it is read from the environment.
-        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
+        distributed: The number of processes and the rank of this process. By default, it is read from the environment.
+        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard.
-        checkpoint_dir: The folder for checkpoints. By default it is the one of Determined, which all local trainings
-            of a user share: ``$XDG_DATA_HOME/determined``.
+        checkpoint_dir: The folder for checkpoints. The default is Determined's, which all local trainings of a user
+            share: ``$XDG_DATA_HOME/determined``.
         tensorboard_path: The folder for TensorBoard.
         seed: Seeds Python, NumPy and torch with the same value in all processes, and makes order and draws of the
-            samples the same in each training. Without it nothing is seeded.
+            samples the same in each training. By default, nothing is seeded.
         metric: The validation metric that the checkpoint policy "best" compares.
         smaller_is_better: Whether smaller values of the metric are better. The default is ``exp_conf``'s, or True.
-        max_checkpoints: How many checkpoints are kept, the newest ones and the best one; None for all of them.
-        stop_on_signals: The signals after which a checkpoint is saved and training is left.
-        max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+        max_checkpoints: The number of checkpoints to keep, the newest and the best; None keeps all of them.
+        stop_on_signals: The signals after which a checkpoint is saved and ``fit`` returns.
+        max_wait_seconds: The number of seconds that a process waits for another process; None waits forever.
         samples_per_update: The number of samples of all processes in an optimizer step, the same on any number of
-            processes. The gradient is computed of their mean loss. ``Batch``, ``batch_idx`` and the length
+            processes. The gradient is computed from their mean loss. ``Batch``, ``batch_idx`` and the length
             of an epoch then count updates, and ``train_batch`` is called for each piece of an update that this process
             computes. Only with ``per_device_batch_size``, and instead of ``aggregation_frequency``.
-        per_device_batch_size: The most samples that one process computes at a time; it replaces the ``batch_size`` of
+        per_device_batch_size: The most samples that a process computes at a time; it replaces the ``batch_size`` of
             the training loader.
 
     Returns:
@@ -140,14 +140,17 @@ def _within(open_context: Callable[[], PyTorchTrialContext]) -> Generator[PyTorc
         _log.warning("The training ends because its hyperparameters cannot work: %s", error)
         raise SystemExit(0) from error
     finally:
-        context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
+        context._close()  # pyright: ignore[reportPrivateUsage]  # this function begins and ends the context
 
 
 def _warn_of_launch_settings() -> None:
     """Warn about options of ``accelerate launch`` that a trial does not support."""
     for name, instead in _WITHOUT_EFFECT.items():
         value = os.environ.get(name, "").lower()
-        if value not in _REQUESTS_NOTHING and (name, value) != (_ACCUMULATION, "1"):  # of one batch: none
+        if value not in _REQUESTS_NOTHING and (name, value) != (
+            _ACCUMULATION,
+            "1",
+        ):  # accumulating 1 batch is the default
             warn_user(f"{name}={value} of accelerate launch has no effect on a trial: {instead}.")
 
 

@@ -1,4 +1,4 @@
-"""What it takes to make a trial again: its class, by name, and what it was configured with."""
+"""The description from which a trial is made again: its class, by name, and its configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pa_trial.user_warnings import warn_user
 def describe_trial(
     trial_class: type[Any], hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what is stored of a trial; one warning names the entries that JSON has no form for.
+    """Return the stored description of a trial; a warning names the entries that JSON cannot hold.
 
     Args:
         trial_class: Its class.
@@ -43,10 +43,10 @@ def describe_trial(
 
 
 def describe_checkpoint(progress: TrialProgress) -> dict[str, Any]:
-    """Return what Determined's metadata tell of a checkpoint.
+    """Return the metadata of a checkpoint in Determined's form.
 
     Args:
-        progress: How far the training has come.
+        progress: The counters of the training.
     """
     try:
         own_version = version("pa-trial")
@@ -55,7 +55,7 @@ def describe_checkpoint(progress: TrialProgress) -> dict[str, Any]:
     return {
         "pa_trial_version": own_version,
         "framework": f"torch-{torch.__version__}",
-        "format": "pickle",  # as Determined has it, of the file that torch.save writes
+        "format": "pickle",  # Determined's name for the format of torch.save
         "steps_completed": progress.batches_trained,
     }
 
@@ -64,7 +64,7 @@ def name_of_class(trial_class: type[Any]) -> str:
     """Return the name by which a class can be imported, in the form ``module:name``.
 
     Args:
-        trial_class: The class; of a module that ``python -m`` runs, the name of that module is told.
+        trial_class: The class; for a module that ``python -m`` runs, the name of that module is used.
     """
     module = trial_class.__module__
     if module == "__main__":

@@ -22,7 +22,7 @@ from pa_trial.trial_contents import load_weights
 from pa_trial.user_warnings import warn_user
 
 _CODE = "code"
-"""Where Determined copied the working directory to."""
+"""The folder into which Determined copied the working directory."""
 
 _TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any], default=PyTorchTrial[Any])
 
@@ -37,7 +37,7 @@ def load_trial_from_checkpoint_path(
     trust_pickle: bool = False,
     **kwargs: Any,
 ) -> _TrialT:
-    """Rebuild the trial of a checkpoint, with the weights that its models had.
+    """Rebuild the trial of a checkpoint with its trained weights, to evaluate or export its models.
 
     Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
     on the device where the trial creates them, usually the CPU. To continue a training, pass ``latest_checkpoint`` to
@@ -45,14 +45,17 @@ def load_trial_from_checkpoint_path(
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.
-        trial_class: The class of the trial. By default it is imported under the name that it had. If there is no
+        trial_class: The class of the trial. By default it is imported under its name in the checkpoint. If there is no
             such module, it is imported from the folder ``code`` of a Determined checkpoint, which runs that code.
-        trial_kwargs: The arguments of its constructor besides the context.
+        trial_kwargs: The arguments of its constructor in addition to the context.
         torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``.
-        hparams: Hyperparameters in place of those in the checkpoint; Determined has not always saved them.
+        hparams: Hyperparameters that replace the saved hyperparameters; Determined has not always saved them.
         trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names. Otherwise
             tensors, numbers, strings and numpy's arrays are loaded, and anything else raises an error.
         kwargs: Deprecated: pass ``torch_load_kwargs``.
+
+    Returns:
+        The trial.
 
     Raises:
         NoCheckpointError: There is no checkpoint.
@@ -105,7 +108,7 @@ def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str,
 
 
 def _describe_trial(folder: Path) -> dict[str, Any]:
-    """What it takes to make the trial of a checkpoint again."""
+    """Return the stored description of the trial of a checkpoint."""
     if (folder / LOAD_DATA).is_file():
         return read_json(folder / LOAD_DATA)
     if not (folder / METADATA).is_file():
@@ -113,7 +116,7 @@ def _describe_trial(folder: Path) -> dict[str, Any]:
             "There is no checkpoint of a trial in this folder.",
             given=f"{folder}, which {f'has no {LOAD_DATA}' if folder.is_dir() else 'does not exist'}",
             expected="the folder into which a training has saved a checkpoint",
-            do="Look for the folders in init(checkpoint_dir=...), each of which has the name of a checkpoint.",
+            do="Look in the folder of init(checkpoint_dir=...), where each subfolder has the name of a checkpoint.",
         )
     if "pa_trial_version" in read_json(folder / METADATA):
         raise damaged(folder / LOAD_DATA, "the file is missing")
@@ -129,11 +132,11 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
     try:
         with _also_importing_from(folder / _CODE):
             module, _, name = spec.partition(":")
-            # Not pkgutil.resolve_name, which knows no module with a hyphen, as scripts have.
+            # Not pkgutil.resolve_name, which does not support modules with a hyphen; scripts have them.
             found: object = attrgetter(name)(importlib.import_module(module))
             if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
                 raise TypeError(f"{found!r} is not a subclass of PyTorchTrial")
-    except Exception as error:  # what importing a module does is not limited to some kinds of errors
+    except Exception as error:  # importing a module may raise any error
         raise ConfigurationError(
             "The class of the trial cannot be imported under the name that it had when the checkpoint was saved.",
             given=f"{folder} with trial_cls_spec {spec!r}: {type(error).__name__}: {error}",

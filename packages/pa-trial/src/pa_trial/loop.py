@@ -23,11 +23,11 @@ from pa_trial.workload import Workload
 
 
 class TrainingLoop:
-    """Trains workload by workload, and does what is due between them.
+    """Trains workload by workload, and does the work that is due between them.
 
-    A workload lasts until a boundary fires: the length of the training, a validation, a checkpoint or a report. What is
-    due is done in this order, and after each of them the training ends if a process has requested a stop. The training
-    ends with a validation and then a checkpoint, unless the last ones already cover its last batch.
+    A workload lasts until a boundary is reached: the length of the training, a validation, a checkpoint or a report.
+    The due work is done in this order, and after each of them the training ends if a process has requested a stop. The
+    training ends with a validation and then a checkpoint, unless the last of them already cover its last batch.
 
     Args:
         trial: The trial.
@@ -36,7 +36,7 @@ class TrainingLoop:
         data: The loaders of the trial.
         calls: The callbacks of the trial.
         checkpoints: Saves.
-        metric: Compares validations for the policy "best"; with None, each of them counts as the best.
+        metric: Compares validations for the policy "best"; with None, each validation counts as the best.
         stop: Requests to stop.
     """
 
@@ -74,7 +74,7 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Train up to ``max_length``, or until a process requests a stop."""
-        self._profiler = self._parts.profiler  # on_training_start may have set one
+        self._profiler = self._parts.profiler  # on_training_start may have set it
         if self._options.step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
         is_complete = self._boundaries.is_complete(self._progress.batches_trained)
@@ -94,12 +94,12 @@ class TrainingLoop:
         if self._progress.last_validation != self._progress.batches_trained:
             self._validate_and_save_by_policy()
         self.save_unless_current()
-        self._stop.agreed()  # a request that came with the last checkpoint is told alike on all processes
+        self._stop.agreed()  # so that all processes print a request that came with the last checkpoint
 
     # A workload
 
     def _train_workload(self) -> Due:
-        """Train until a boundary fires, and return what is due; nothing if a signal cut the workload short."""
+        """Train until a boundary is reached, and return the due work; None if a signal cut the workload short."""
         self._parts.stage = Stage.TRAINING
         self._trained.set_training(True)
         self._workload.start()
@@ -118,7 +118,7 @@ class TrainingLoop:
         raise AssertionError("training data repeat for ever")
 
     def _train_batch(self, batch: Any, weight: float | None, *, is_last: bool) -> None:
-        """Train on one batch, or a piece of it, with the events of the epoch that it begins or ends."""
+        """Train on a batch, or a piece of it, with the events of the epoch that it begins or ends."""
         progress = self._progress
         is_first = progress.batch_idx != progress.batches_trained
         progress.batch_idx = batch_idx = progress.batches_trained
@@ -173,7 +173,7 @@ class TrainingLoop:
         return is_best
 
     def save_unless_current(self) -> None:
-        """Save a checkpoint, unless the last one was saved after the same batch."""
+        """Save a checkpoint, unless the last checkpoint was saved after the same batch."""
         if self._progress.last_checkpoint != self._progress.batches_trained:
             uuid = self._checkpoints.save()
             self._progress.last_checkpoint = self._progress.batches_trained

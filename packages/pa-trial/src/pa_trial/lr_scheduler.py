@@ -1,4 +1,4 @@
-"""Learning-rate schedulers, and after which batches they step."""
+"""Learning-rate schedulers, and the batches after which they step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 
 
 class LRScheduler:
-    """A scheduler of learning rates, and when it steps.
+    """A scheduler of learning rates with the period of its steps.
 
-    ``context.wrap_lr_scheduler`` makes one of these and keeps it in ``context.lr_schedulers``. Trials keep using the
+    ``context.wrap_lr_scheduler`` makes it and keeps it in ``context.lr_schedulers``. Trials keep using the
     scheduler that they passed.
 
     Args:
-        scheduler: One of torch's, or an object with the same methods.
+        scheduler: A scheduler of torch, or an object with the same methods.
         step_mode: When it steps.
         frequency: With n, it steps after every n-th epoch, batch or optimizer step.
 
@@ -48,11 +48,11 @@ class LRScheduler:
         """When a scheduler steps.
 
         Attributes:
-            STEP_EVERY_EPOCH: After the epochs whose number, counted from 1, the frequency divides.
-            STEP_EVERY_BATCH: After the batches whose number the frequency divides. If gradients are aggregated, it
-                makes up for the batches of a group when the optimizer steps.
-            MANUAL_STEP: Never by itself: ``train_batch`` steps it.
-            STEP_EVERY_OPTIMIZER_STEP: After the steps of the optimizer whose number the frequency divides.
+            STEP_EVERY_EPOCH: After every n-th epoch, with n the frequency.
+            STEP_EVERY_BATCH: After every n-th batch. If gradients are aggregated, it makes up for the batches of a
+                group when the optimizer steps.
+            MANUAL_STEP: Never automatically: ``train_batch`` steps it.
+            STEP_EVERY_OPTIMIZER_STEP: After every n-th step of the optimizer.
         """
 
         STEP_EVERY_EPOCH = 1
@@ -76,7 +76,7 @@ class LRScheduler:
         self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> Sequence[Any]:
-        """Return the learning rates that the last step set, one for each parameter group."""
+        """Return the learning rates that the last step set, in the order of the parameter groups."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class LRScheduler:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that ``state_dict`` returned.
+        """Restore the return value of ``state_dict``.
 
         Args:
             state_dict: The state.
@@ -92,12 +92,12 @@ class LRScheduler:
         self.scheduler.load_state_dict(state_dict)
 
     def steps_due(self, batch_idx: int, aggregation_frequency: int, epoch_length: int) -> int:
-        """Return how often the scheduler steps after a batch; only after one at which optimizers step.
+        """Return the number of steps of the scheduler after a batch; 0 after batches at which optimizers do not step.
 
         Args:
             batch_idx: The index of the batch, counted from 0 over the whole training.
-            aggregation_frequency: Optimizers step after every so many batches.
-            epoch_length: How many batches an epoch has.
+            aggregation_frequency: With n, optimizers step after every n-th batch.
+            epoch_length: The number of batches of an epoch.
 
         Example:
             >>> import torch
@@ -124,7 +124,7 @@ class LRScheduler:
 
 def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency: int) -> None:
     if not isinstance(step_mode, LRScheduler.StepMode):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
-        raise ArgumentTypeError(f"step_mode must be one of LRScheduler.StepMode.*, got {step_mode!r}.")
+        raise ArgumentTypeError(f"step_mode must be a member of LRScheduler.StepMode, got {step_mode!r}.")
     if type(frequency) is not int or frequency < 1:
         raise InvalidExperimentException(f"frequency must be a whole number >= 1, got {frequency!r}.")
     if isinstance(scheduler, ReduceLROnPlateau) and step_mode is not LRScheduler.StepMode.MANUAL_STEP:

@@ -24,8 +24,8 @@ _MISSING = object()
 class CallableReducer(MetricReducer):
     """Collects values, and passes the values of all processes to a function when the workload ends.
 
-    The function gets a flat list in the order in which one process would have seen the values, provided that
-    ``update`` is called once a batch. Tensors in it are on the CPU.
+    ``wrap_reducer`` returns it for a function. The function gets a flat list in the order in which a single process
+    would have seen the values, provided that ``update`` is called once a batch. Tensors in it are on the CPU.
 
     Args:
         function: Takes the list of all values; returns the metric, or metrics by name.
@@ -73,7 +73,7 @@ class _Wrapped:
 
     @property
     def label(self) -> str:
-        """What messages call it: its class or function, with the name of its metric where it has one."""
+        """The name in messages: the class or function, with the name of the metric if it has a name."""
         reducer = self.reducer
         function = reducer.function if isinstance(reducer, CallableReducer) else type(reducer)
         label = str(getattr(function, "__name__", type(function).__name__))
@@ -118,18 +118,18 @@ class MetricReducers:
             _call(wrapped, "reset", wrapped.reducer.reset)
 
     def exchange(self, own: _T, *, training: bool) -> tuple[list[_T], Metrics]:
-        """Exchange a value, and what the reducers hold that take part; every process must call this.
+        """Exchange a value, and the values of the reducers that take part; every process must call this.
 
         Args:
             own: The value of this process.
-            training: For a training workload, not for a validation.
+            training: True for a training workload, False for a validation.
 
         Returns:
             The values of all processes, in the order of the ranks; and the metrics of the reducers.
 
         Raises:
             MetricReducerError: A reducer raised an error, which is its cause, or returned a dictionary although it has
-                a name, or none although it has no name.
+                a name, or no dictionary although it has no name.
         """
         taking_part = [
             wrapped for wrapped in self._wrapped if (wrapped.for_training if training else wrapped.for_validation)
@@ -145,7 +145,7 @@ class MetricReducers:
 
 
 class WrapsReducers(ABC):
-    """What offers ``wrap_reducer``."""
+    """The part of a context with ``wrap_reducer``."""
 
     @abstractmethod
     def _reducers(self) -> MetricReducers:
@@ -173,6 +173,8 @@ class WrapsReducers(ABC):
         for_validation: bool = True,
     ) -> MetricReducer:
         """Register a metric reducer, whose values are added to the metrics at the end of a workload.
+
+        Use it for a metric that is more than the mean of its batches, such as an F1 score.
 
         Args:
             reducer: The reducer, or a function of the list of all values that were collected.

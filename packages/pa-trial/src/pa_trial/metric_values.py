@@ -18,14 +18,14 @@ _NUMERIC_KINDS = "biuf"
 
 
 def metrics_by_name(returned: object, method: str) -> Metrics:
-    """Return what a method of a trial returned, if these are metrics by name.
+    """Return the metrics that a method of a trial returned, if these are metrics by name.
 
     Args:
-        returned: What it returned.
+        returned: Its return value.
         method: Its name, for the message.
 
     Raises:
-        NoMetricsError: It is not a mapping.
+        NoMetricsError: The value is not a mapping.
     """
     if isinstance(returned, Mapping):
         return dict(cast("Mapping[str, Any]", returned))
@@ -36,14 +36,14 @@ def metrics_by_name(returned: object, method: str) -> Metrics:
 
 
 def agreed_names(method: str, metrics: Mapping[str, Metrics | Mapping[str, object]]) -> list[str]:
-    """Return the names of metrics that have to be the same everywhere, in the order of the first ones.
+    """Return the names of metrics that have to be the same everywhere, in the order of the first metrics.
 
     Args:
-        method: What returned them, for the message.
-        metrics: The metrics, by where they come from.
+        method: The method that returned them, for the message.
+        metrics: The metrics, by a description of their origin.
 
     Raises:
-        CheckFailedError: They are not the same.
+        CheckFailedError: The names are not the same.
     """
     first = next(iter(metrics), "")
     names = list(metrics.get(first, {}))
@@ -58,12 +58,13 @@ def agreed_names(method: str, metrics: Mapping[str, Metrics | Mapping[str, objec
 
 
 def hold(value: Any) -> Any:
-    """Return a value with copies of the tensors in it, which no later step changes, without waiting for the device.
+    """Return a value with copies of its tensors, which no later step changes, without waiting for the device.
 
-    Small tensors stay on their device. Large ones are on their way to the host: call ``to_host`` before reading them.
+    Small tensors stay on their device. Large tensors are on their way to the host: call ``to_host`` before reading
+    them.
 
     Args:
-        value: A metric, or lists, tuples and dictionaries of them.
+        value: A metric, or lists, tuples and dictionaries of metrics.
     """
     if isinstance(value, Tensor):
         if value.numel() > _MAX_ELEMENTS_ON_DEVICE:
@@ -73,14 +74,14 @@ def hold(value: Any) -> Any:
 
 
 def to_host(value: Any) -> Any:
-    """Return a value that was held, with its tensors on the CPU. Waits for the device.
+    """Return a value of ``hold`` with its tensors on the CPU; it waits for the device.
 
     Args:
-        value: What ``hold`` returned.
+        value: The return value of ``hold``.
     """
     if isinstance(value, Tensor):
         if value.numel() > _MAX_ELEMENTS_ON_DEVICE and value.is_pinned():
-            torch.cuda.synchronize()  # which is on its way
+            torch.cuda.synchronize()  # large tensors are on their way
         return value.detach().cpu()
     return rebuilt(value, to_host)
 
@@ -89,13 +90,13 @@ def on_host(batches: list[Metrics]) -> list[Metrics]:
     """Return the metrics of each batch on the host, with NumPy arrays in place of tensors; scalars are arrays, too.
 
     Args:
-        batches: What ``hold`` returned for each of them.
+        batches: The return value of ``hold`` for each batch.
     """
     return [{name: to_numpy(value) for name, value in batch.items()} for batch in to_host(batches)]
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a tensor on the CPU as a NumPy array, a scalar as an array of shape (); anything else as it is.
+    """Return a tensor on the CPU as a NumPy array, a scalar as an array of shape (); anything else unchanged.
 
     Args:
         value: A metric.
@@ -111,7 +112,8 @@ def to_numpy(value: Any) -> Any:
 def to_result(value: Any) -> Any:
     """Return a metric that is the result of a reduction, with NumPy in place of a tensor on the CPU.
 
-    A scalar becomes a NumPy scalar rather than an array of shape (), and a float the one that is a Python float too.
+    A scalar becomes a NumPy scalar rather than an array of shape (). A float becomes ``np.float64``, which is also a
+    Python float.
 
     Args:
         value: The metric.
@@ -125,7 +127,7 @@ def to_result(value: Any) -> Any:
 
 
 def numbers_of(value: Any) -> Array | None:
-    """Return a metric as an array of numbers; None for what is not a number or an array of them, such as a string.
+    """Return a metric as an array of numbers; None for anything else, such as a string.
 
     Args:
         value: The metric, on the host.
@@ -151,7 +153,7 @@ def require_json(value: Any, name: str) -> None:
     """Raise an error for a metric that JSON cannot hold; NaN and infinities are fine.
 
     Args:
-        value: The metric, or containers of such.
+        value: The metric, or containers of metrics.
         name: Its name, for the message.
 
     Raises:

@@ -30,7 +30,7 @@ def to_full_precision(output: object) -> Any:
     """Return the output of a model with its fp16 tensors as fp32, in any nesting.
 
     Args:
-        output: A tensor, or lists, tuples and mappings of tensors and of anything else, which stays as it is.
+        output: A tensor, or lists, tuples and mappings of tensors and other values, which are not changed.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ def to_full_precision(output: object) -> Any:
 class AutocastHooks:
     """Runs the forward passes of a module under autocast, in fp16, and returns their outputs in fp32.
 
-    The module stays the one it is: copies and pickles of it have the same hooks.
+    The module is not wrapped; copies and pickles of it have the same hooks.
 
     Args:
         device_type: The kind of device that computes in fp16.

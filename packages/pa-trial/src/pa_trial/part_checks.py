@@ -1,4 +1,4 @@
-"""What may be wrapped, and when: the errors of trials that request what cannot work."""
+"""Checks of the parts that a trial wraps, with errors for parts that cannot work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require_model(model: object) -> None:
     """Raise an error for anything that is not a whole module.
 
     Raises:
-        ArgumentTypeError: It is not a module.
+        ArgumentTypeError: The argument is not a module.
         InvalidExperimentException: Its parameters are split over the processes.
     """
     if not isinstance(model, nn.Module):
@@ -30,7 +30,7 @@ def require_model(model: object) -> None:
         raise InvalidExperimentException(
             "Sharded models are not supported in a trial.",
             given=f"{type(model).__name__}, whose parameters fully_shard has split over the processes",
-            do="Wrap the whole model; to train one that is larger than a device, use pa_core.Trainer or pa_core.Run.",
+            do="Wrap the whole model. For a model larger than a device, use pa_core.Trainer or pa_core.Run.",
         )
 
 
@@ -38,7 +38,7 @@ def require_optimizer(optimizer: object) -> None:
     """Raise an error for anything that is not an optimizer.
 
     Raises:
-        ArgumentTypeError: It is not.
+        ArgumentTypeError: The argument is not an optimizer.
     """
     if not isinstance(optimizer, Optimizer):
         problem = f"Only optimizers can be wrapped as optimizers, got {_describe(optimizer)} in wrap_optimizer()."
@@ -49,7 +49,7 @@ def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
     """Raise an error for training without a model or an optimizer.
 
     Raises:
-        InvalidExperimentException: One of them is missing.
+        InvalidExperimentException: No model or no optimizer is wrapped.
     """
     for parts, kind in ((models, "model"), (optimizers, "optimizer")):
         if not parts:
@@ -60,7 +60,7 @@ def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
 
 
 def require_initialized(model: nn.Module) -> None:
-    """Raise an error for lazy modules that have seen no batch: processes cannot exchange what is not there yet.
+    """Raise an error for lazy modules that have seen no batch, because processes cannot exchange missing parameters.
 
     Raises:
         InvalidExperimentException: A parameter or a buffer has no shape.
@@ -94,7 +94,7 @@ def check_parameters(optimizer: Optimizer, models: Iterable[nn.Module], num_proc
 
 
 def apart_from_others(foreign: Sequence[Tensor]) -> InvalidExperimentException:
-    """Return the error of several processes that would train a parameter apart from each other."""
+    """Return the error for a parameter that each of several processes would train on its own."""
     return InvalidExperimentException(
         "An optimizer updates parameters that no wrapped model has: each process would train its own.",
         given=f"{_describe_shapes(foreign)}, and several processes",

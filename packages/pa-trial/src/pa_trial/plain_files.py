@@ -1,4 +1,4 @@
-"""Files that torch.save wrote, written so that they load again without unpickling anything, and loaded in that way."""
+"""Writes files with torch.save such that they load again without unpickling anything, and loads them in that way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy._core import multiarray  # what arrays are pickled as a call of has no public name
+from numpy._core import multiarray  # the function that pickled arrays name is not public
 
 from pa_checkpoint.torch_states import ensure_plain, find_damage
 from pa_trial.checkpoint_files import damaged
@@ -21,7 +21,7 @@ def write_torch_file(path: Path, content: dict[str, Any], *, trust_pickle: bool 
     """Write a file that ``read_torch_file`` can read.
 
     Args:
-        path: Where no file is.
+        path: A path without a file.
         content: Tensors, numbers, strings, numpy's arrays and numbers, and containers of them.
         trust_pickle: Whether the content may be anything that can be pickled; it must then be read in this way too.
 
@@ -35,14 +35,14 @@ def write_torch_file(path: Path, content: dict[str, Any], *, trust_pickle: bool 
     try:
         with path.open("xb") as file:
             torch.save(content, file)
-    except RuntimeError as error:  # what torch makes of a full disk
+    except RuntimeError as error:  # torch raises it for a full disk
         raise OSError(f"{path} could not be written: {error}") from error
     if not trust_pickle:
         _require_readable(path)
 
 
 def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -> Any:
-    """Return what a file holds, with its tensors on the CPU unless the options say otherwise.
+    """Return the content of a file, with its tensors on the CPU unless the options say otherwise.
 
     Numpy's arrays are built by numpy; no other code than torch's and numpy's own runs.
 
@@ -69,7 +69,7 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
         raise InvalidCheckpointException(
             "Loading the objects in this checkpoint could run any code, so nothing was loaded.",
             given=f"{path}: {_first_line(error)}",
-            do="If you trust whoever wrote the file, pass trust_pickle=True.",
+            do="If you trust the author of the file, pass trust_pickle=True.",
         ) from error
 
 
@@ -87,7 +87,7 @@ def _require_readable(path: Path) -> None:
 
 
 def _types_of_numpy(*, with_scalars: bool = False) -> list[Any]:
-    """What arrays and numbers of numpy are built of, by the names that releases of numpy have given it."""
+    """Return the types and functions that pickled arrays and numbers name, in all releases of numpy."""
     functions = [
         (function, f"numpy.{package}.multiarray.{name}")
         for name, function in (("_reconstruct", multiarray._reconstruct), ("scalar", multiarray.scalar))

@@ -1,4 +1,4 @@
-"""How far the training of a trial has come: what its checkpoints continue from, and what its context tells."""
+"""The counters of the training of a trial, for its checkpoints and its context."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class TrialProgress:
     """The counters of a trial; the training loop sets them, the context reads them, and checkpoints keep some of them.
 
     Attributes:
-        batches_trained: Batches of this process that are complete, since the beginning of the training, also across
+        batches_trained: The complete batches of this process since the beginning of the training, also across
             checkpoints.
         initial_batch: ``batches_trained`` when this process began or resumed.
         batch_idx: The index of the batch that is being trained, or was trained last; None before the first.
-        epoch_length: Batches in an epoch; None before the loaders are built, ``sys.maxsize`` for a loader without a
-            length.
+        epoch_length: The number of batches in an epoch; None before the loaders are built, ``sys.maxsize`` for a loader
+            without a length.
         last_checkpoint: ``batches_trained`` at the last checkpoint; a training that begins counts as saved at 0.
         last_validation: ``batches_trained`` at the last validation; None before the first.
-        best_metric: The best value so far of the metric that is watched for the policy "best"; None without one.
-        best_batch: ``batches_trained`` at the validation that gave it; None without one.
+        best_metric: The best value so far of the metric for the policy "best"; None before the first validation.
+        best_batch: ``batches_trained`` at the validation with that value; None before the first validation.
         seed: Keys the order of the samples and their random draws; None before training.
     """
 
@@ -48,7 +48,7 @@ class TrialProgress:
         """Continue from the counters of a checkpoint.
 
         Args:
-            saved: They; the length of an epoch is found again, and a seed that is missing stays as it is.
+            saved: The counters. The length of an epoch is not used; a missing seed does not replace the present seed.
         """
         seed = self.seed if saved.seed is None else saved.seed
         batches = saved.batches_trained
@@ -57,12 +57,12 @@ class TrialProgress:
 
     @property
     def epochs_trained(self) -> int:
-        """Epochs that are complete."""
+        """The number of complete epochs."""
         return self.batches_trained // self.batches_per_epoch
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in an epoch; ``sys.maxsize`` before the loaders are built, too."""
+        """The number of batches in an epoch; ``sys.maxsize`` if it is unknown, or before the loaders are built."""
         return self.epoch_length or sys.maxsize
 
     def current_batch(self, asked: str) -> int:
@@ -80,5 +80,5 @@ class TrialProgress:
         return self.batch_idx
 
     def place(self, asked: str) -> tuple[int, int]:
-        """Return the index of the current epoch, and the index in it of the current batch; see ``current_batch``."""
+        """Return the index of the current epoch, and the index of the current batch in it; see ``current_batch``."""
         return divmod(self.current_batch(asked), self.batches_per_epoch)

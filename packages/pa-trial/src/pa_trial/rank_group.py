@@ -1,4 +1,4 @@
-"""Ranks, which are processes, or threads of one process: how they find each other, and exchange Python values."""
+"""Ranks, which are processes, or threads of a process: how they find each other, and exchange Python values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pa_distributed import OtherProcessError, store_of_processes
 from pa_trial.errors import ConfigurationError, InternalException
 
-_torch_distributed: Any = dist  # which annotates its process groups only in part, and does not export its stores
+_torch_distributed: Any = dist  # torch annotates its process groups only partly, and does not export its stores
 _SHORTEST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
 _SECONDS_UNTIL_FREE = 5.0
@@ -29,11 +29,11 @@ class RankGroup:
     """Exchanges picklable values between ranks, all of which make the same calls; all of them have to make the group.
 
     Args:
-        store: What all ranks can reach. It is not needed any more once the group is made.
+        store: A store that all ranks can reach. It is not needed any more once the group is made.
         name: Distinguishes the group from others in the store.
-        ranks: The ranks of the group as they are to be named in messages.
+        ranks: The numbers of the ranks of the group in messages.
         rank: The position of this rank among them.
-        max_wait_seconds: For how long to wait for another rank; None for ever.
+        max_wait_seconds: The number of seconds to wait for another rank; None waits forever.
 
     Raises:
         OtherProcessError: Another rank has not come in time.
@@ -67,7 +67,7 @@ class RankGroup:
         failed = [answer[1:].decode() for answer in received if answer[:1] == _ERROR]
         if failed:
             raise OtherProcessError(
-                f"Another rank failed while this one waited for it: {'; '.join(failed)}. See its traceback."
+                f"Another rank failed while this rank waited for it: {'; '.join(failed)}. See its traceback."
             )
         return [pickle.loads(answer[1:]) for answer in received]  # from ranks of the same program, never from a file
 
@@ -81,7 +81,7 @@ class RankGroup:
         pause = _SHORTEST_PAUSE
         with _explaining_failures():
             work = self._group.allgather([gathered], [own])
-            while not work.is_completed():  # looking again and again, unlike waiting, can be interrupted
+            while not work.is_completed():  # unlike work.wait(), this loop can be interrupted
                 time.sleep(pause)
                 pause = min(pause * 1.5, _LONGEST_PAUSE)
             work.wait()
@@ -102,23 +102,23 @@ def _wait_until_joined(store: Store, ranks: list[int], max_wait_seconds: float) 
 def _explaining_failures() -> Generator[None]:
     try:
         yield
-    except (RuntimeError, TimeoutError) as error:  # of the connection
-        found = str(error).partition("This is typically")[0]  # torch continues with guesses
+    except (RuntimeError, TimeoutError) as error:  # errors of the connection
+        found = str(error).partition("This is typically")[0]  # after it, torch only guesses
         raise OtherProcessError(
-            f"This rank waited for another one that has failed, has left, or did not come in time: {found}. All ranks "
-            "must make the same calls in the same order. Find the line in which the rank decides whether the context's "
-            "collectives are called."
+            f"This rank waited for another rank that has failed, has left, or did not come in time: {found}. All ranks "
+            "must make the same calls in the same order. Look for collectives of the context that are called only on "
+            "some ranks, for example under an if."
         ) from error
 
 
 def connect(rank: int, size: int, address: str, port: int) -> Store:
-    """Return a store that the ranks of one ``DistributedContext`` share, and nobody else.
+    """Return a store that only the ranks of this ``DistributedContext`` share.
 
     Args:
         rank: The number of this rank.
         size: The number of ranks.
         address: The address of the machine of rank 0.
-        port: Where rank 0 listens if nothing connects the ranks yet.
+        port: The port on which rank 0 listens if the ranks are not connected yet.
 
     Raises:
         ConfigurationError: Another program listens on the port.
@@ -131,10 +131,10 @@ def connect(rank: int, size: int, address: str, port: int) -> Store:
 
 
 def _store_at_hand(rank: int, size: int) -> Any:
-    """Return what has connected the processes: the process group of torch, or else torchrun."""
+    """Return the store that has connected the processes: the store of torch's process group, or else torchrun's."""
     if dist.is_available() and dist.is_initialized():
         group: Any = store_of_processes()
-        # A connection of its own: the process group may be waiting in the other one.
+        # A separate connection: the process group may be waiting on its own connection.
         return group.clone() if (dist.get_rank(), dist.get_world_size()) == (rank, size) else None
     numbers = os.environ
     is_launched = {"MASTER_ADDR", "MASTER_PORT"} <= set(numbers)
@@ -149,16 +149,16 @@ def _store_of_chief(rank: int, address: str, port: int) -> Store:
         cause: RuntimeError | None = None
         try:
             store = _torch_distributed.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
-            # A second time: this is what is left of an earlier context, or another training.
+            # The store has this key already: it is left over from an earlier context, or belongs to another training.
             if store.add(f"joined/{rank}", 1) == 1:
                 return cast("Store", store)
         except RuntimeError as error:
             cause = error
         if time.monotonic() > give_up and (rank == 0 or cause is None):
             problem = f"The port of a DistributedContext is in use: port {port} on rank {rank}."
-            do = "Pass another port_offset on all ranks, or use torchrun, which needs none."
+            do = "Pass another port_offset on all ranks, or use torchrun, which needs no port."
             raise ConfigurationError(problem, do=do) from cause
         if time.monotonic() > give_up:
             problem = f"The chief of a DistributedContext cannot be reached: no answer from rank 0 at {address}:{port}."
-            raise InternalException(problem, do="Check chief_ip and pub_port, and that rank 0 reaches it.") from cause
+            raise InternalException(problem, do="Check chief_ip and pub_port, and that rank 0 is running.") from cause
         time.sleep(_LONGEST_PAUSE)

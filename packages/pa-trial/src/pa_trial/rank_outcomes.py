@@ -1,4 +1,4 @@
-"""Work that each process does on its own: where one of them fails, all of them raise an error."""
+"""Work that each process does on its own: if a process fails, all of them raise an error."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _T = TypeVar("_T")
 
 
 def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
-    """Return what ``compute`` returned on this process, when it came through on all; every process must call this.
+    """Return the return value of ``compute`` on this process, if it succeeded on all; every process must call this.
 
     Args:
         compute: Called once on each process, where it may take its time. It exchanges nothing itself.
-        doing: What it does, for the message on the other processes if it fails on one.
+        doing: A description of the work, for the message on the other processes if it fails on a process.
 
     Raises:
-        OtherProcessError: It failed on another process. An error that explains itself is raised as it is, and so is
+        OtherProcessError: It failed on another process. An error of this package is raised unchanged, and so is
             ``InvalidHP``, with which all processes end in order.
     """
     try:
         returned = compute()
     except Exception as error:
-        # What another exception holds may not survive the way to the other processes.
+        # The attributes of other exceptions may not be picklable.
         explained = error if isinstance(error, (ExplainedError, CheckpointError, InvalidHP)) else None
         gather_objects((f"{type(error).__name__}: {error}", explained))
         raise
@@ -39,7 +39,7 @@ def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
 
 
 def from_chief(compute: Callable[[], _T], doing: str) -> _T:
-    """Return on all processes what ``compute`` returned on the chief, the only one to call it.
+    """Return on all processes the return value of ``compute`` on the chief, the only process to call it.
 
     Args:
         compute: See ``on_each_rank``.

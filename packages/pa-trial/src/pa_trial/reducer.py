@@ -1,4 +1,4 @@
-"""How metrics of many batches and processes become one: built-in reductions and custom reducers."""
+"""How metrics of many batches and processes are combined: built-in reductions and custom reducers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Reducer(Enum):
-    """How ``evaluation_reducer`` says that a metric of ``evaluate_batch`` is reduced, over all batches and elements.
+    """How a metric of ``evaluate_batch`` is reduced over all batches and elements; ``evaluation_reducer`` returns it.
 
     ``AVG`` is the mean over the batches, in which a short last batch counts as much as any other.
 
@@ -24,7 +24,7 @@ class Reducer(Enum):
 
 
 class MetricReducer(ABC):
-    """A metric that is more than the mean of its batches; register it with ``context.wrap_reducer``.
+    """A metric that is more than the mean of its batches; derive from it and register it with ``context.wrap_reducer``.
 
     Collect values in a custom method that you call from ``train_batch`` or ``evaluate_batch``. At the end of
     the workload, ``per_slot_reduce`` is called on each process, and ``cross_slot_reduce`` on each process with the
@@ -56,7 +56,7 @@ class MetricReducer(ABC):
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Return this process's contribution, which can be any picklable value. Tensors are moved to the CPU."""
+        """Return the contribution of this process, which can be any picklable value. Tensors are moved to the CPU."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Reports of a trial: lines of the logger, and curves for TensorBoard. The chief alone reports."""
+"""Reports of a trial on the chief: lines of the logger, and curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOGGER = logging.getLogger("pa_trial")
 class Reporter:
     """Reports the metrics of workloads and validations.
 
-    Each report is a line of the logger "pa_trial", at the level INFO. Curves go to TensorBoard where it has a path, or
-    the trial requested the writer.
+    Each report is a line of the logger "pa_trial", at the level INFO. Curves are written for TensorBoard if it has a
+    path, or the trial requested the writer.
 
     Args:
-        tensorboard: Where curves go. Processes other than the chief report nothing.
+        tensorboard: Writes the curves. Processes other than the chief report nothing.
         logs_to_tensorboard: Called before each report; returns whether metrics are written for TensorBoard.
     """
 
@@ -39,23 +39,23 @@ class Reporter:
         Curves that an interrupted training drew beyond the checkpoint are hidden, as they are drawn again.
 
         Args:
-            progress: How far the training has come.
+            progress: The counters of the training.
 
         Raises:
-            UnsupportedConfigurationError: There is a path for TensorBoard, which is not installed.
+            UnsupportedConfigurationError: A path for TensorBoard is given, but TensorBoard is not installed.
         """
         if self._is_enabled() and self._tensorboard.path is not None:
             require_tensorboard()
         if progress.initial_batch > 0:
-            # Validations have points at the checkpoint itself, which stay; so does one of the first batch after it,
-            # whose index is the same number, beside the equal one that is drawn again.
+            # Validations have points at the step of the checkpoint, which stay. The point of the first batch after it
+            # has the same step, so it stays too, next to the equal point that is drawn again.
             self._tensorboard.continue_from(progress.initial_batch + 1)
 
     def beginning(self, progress: TrialProgress, *, is_complete: bool) -> None:
-        """Report where a training that was resumed continues.
+        """Report the batch at which a resumed training continues.
 
         Args:
-            progress: How far the training has come.
+            progress: The counters of the training.
             is_complete: Whether it has reached its length.
         """
         if not self._is_chief:
@@ -79,9 +79,9 @@ class Reporter:
         Args:
             avg_metrics: Its averages.
             batch_metrics: The metrics of each batch.
-            progress: How far the training has come, after the workload.
-            num_records: How many records all processes trained on; 0 if that is not known.
-            seconds: How long it took.
+            progress: The counters after the workload.
+            num_records: The number of records that all processes trained on; 0 if it is not known.
+            seconds: Its duration.
         """
         if not self._is_chief:
             return
@@ -102,7 +102,7 @@ class Reporter:
 
         Args:
             metrics: Its metrics.
-            progress: How far the training has come.
+            progress: The counters of the training.
         """
         if not self._is_chief:
             return
@@ -113,7 +113,7 @@ class Reporter:
             self._tensorboard.flush()
 
     def progress(self, fraction: float) -> None:
-        """Report how much of the training is done.
+        """Report the completed fraction of the training.
 
         Args:
             fraction: From 0 to 1.

@@ -1,4 +1,4 @@
-"""The RNG states of a process in the form of a checkpoint, which is built of tensors, numbers and strings alone."""
+"""The RNG states of a process in the form of a checkpoint, which consists of tensors, numbers and strings only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {
     "cpu_rng_state": "torch",
     "gpu_rng_state": "device",
 }
-"""By the names that checkpoints, like the engine, have for them."""
+"""By their names in checkpoints and in the engine."""
 
 
 def capture(device: torch.device) -> dict[str, Any]:
@@ -36,10 +36,10 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any], device: torch.device) -> None:
-    """Continue drawing where another process stood.
+    """Continue drawing where another process stopped.
 
     Args:
-        states: What ``capture`` returned there.
+        states: The return value of ``capture`` on that process.
         device: The device of this process.
     """
     restored = {own: states[name] for name, own in _NAMES.items() if states.get(name) is not None}
@@ -47,5 +47,5 @@ def restore(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 def _changed(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    """Return a nested value with what is of a kind changed."""
+    """Return a nested value with its values of a type changed."""
     return change(value) if isinstance(value, kind) else rebuilt(value, lambda item: _changed(item, kind, change))

@@ -1,4 +1,4 @@
-"""The start and the end of a trial's training: the same on all processes, and in every case."""
+"""The start and the end of a trial's training, which are the same on all processes and after any error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pa_trial.units import TrainUnit
 
 @contextmanager
 def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
-    """Close what is open when the block ends; a process that fails alone then ends, so that none waits for it.
+    """Close the open resources when the block ends; a process that fails alone then ends, so that none waits for it.
 
     Args:
         watch: Tells the other processes of an exception.
@@ -35,13 +35,13 @@ def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
 
 @contextmanager
 def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> Generator[None]:
-    """Save when the trial finds in the course of training that its hyperparameters cannot work, on all processes.
+    """Save if the trial raises ``InvalidHP`` in the course of training on all processes.
 
-    A process that finds it alone cannot save without the others. It closes what is open, and ends.
+    A single process that raises it cannot save without the others. It closes its resources, and ends.
 
     Args:
         save: Saves, together with all processes.
-        resources: What is open.
+        resources: The open resources.
     """
 
     def close(_error: BaseException, lives_on: bool) -> None:
@@ -62,7 +62,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
 
     Args:
         trial: The trial.
-        parts: What its context consists of; its seed is used, or one is drawn from torch's generator.
+        parts: The parts of its context. Their seed is used, or a seed is drawn from torch's generator.
         options: The arguments of ``fit``.
 
     Raises:
@@ -90,7 +90,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
 
 
 def _comparable(value: object) -> object:
-    """A period by its steps, as far as they can be told from a container."""
+    """Return a period by its steps if they are in a container; any other value unchanged."""
     if not isinstance(value, TrainUnit):
         return value
     steps = value.value
@@ -98,15 +98,15 @@ def _comparable(value: object) -> object:
 
 
 _PATHS = frozenset({"latest_checkpoint", "warm_start"})
-"""Where a process finds a checkpoint may differ; what it finds there is compared."""
+"""Arguments that may differ between processes: paths of a checkpoint, whose content is compared instead."""
 
 
 def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]) -> None:
     """Compare models, optimizers, loaders and callbacks, once they are made and before their first exchange.
 
     Args:
-        parts: What the context consists of.
-        others: Returns what the loaders and the callbacks are, by name.
+        parts: The parts of the context.
+        others: Returns descriptions of the loaders and the callbacks, by name.
 
     Raises:
         RanksDifferError: They are not the same on all processes.

@@ -1,6 +1,6 @@
 """Samplers that wrap another sampler or batch sampler: to shuffle, to repeat, to share out among processes, to skip.
 
-Compose them in this order: shuffle, repeat, share out, batch, skip. ``pa_trial.DataLoader`` does all of it by itself;
+Compose them in this order: shuffle, repeat, share out, batch, skip. ``pa_trial.DataLoader`` does all of it itself;
 these are for data loaders of other kinds.
 """
 
@@ -31,7 +31,7 @@ _ItemT = TypeVar("_ItemT")
 
 
 class _SamplerAdaptor(Sampler[_ItemT], Generic[_ItemT]):
-    """Yields what another sampler yields, in another order or in part."""
+    """Yields the items of another sampler, in another order or in part."""
 
     def __init__(self, sampler: Iterable[_ItemT]) -> None:
         self.sampler: Iterable[_ItemT] = sampler
@@ -42,7 +42,7 @@ class _SamplerAdaptor(Sampler[_ItemT], Generic[_ItemT]):
 
 
 class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
-    """Yields what another batch sampler yields, and has its attributes."""
+    """Yields the batches of another batch sampler, and has its attributes."""
 
     @override
     def __init__(self, batch_sampler: Iterable[Sequence[Any]]) -> None:
@@ -80,7 +80,7 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
     """Iterates over a batch sampler again and again, without end.
 
-    It has the same length as the batch sampler. One that yields nothing is not repeated.
+    It has the same length as the batch sampler. A batch sampler that yields nothing is not repeated.
 
     Args:
         batch_sampler: The sampler to repeat.
@@ -93,12 +93,12 @@ class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
 
 
 class DistributedSampler(_SamplerAdaptor[_ItemT]):
-    """The share of one process: every ``num_workers``-th item, beginning with item number ``rank``.
+    """Yields the share of a process: every ``num_workers``-th item, beginning with item number ``rank``.
 
     Args:
         sampler: The sampler to shard. It has to yield the same items on all processes.
         num_workers: The number of processes.
-        rank: The number of this process.
+        rank: The number of this process, from 0.
 
     Example:
         >>> list(DistributedSampler([0, 1, 2, 3, 4], num_workers=2, rank=1))
@@ -120,12 +120,12 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 
 
 class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
-    """The share of one process: every ``num_workers``-th batch, beginning with batch number ``rank``.
+    """Yields the share of a process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
     Args:
         batch_sampler: The sampler to shard. It has to yield the same items on all processes.
         num_workers: The number of processes.
-        rank: The number of this process.
+        rank: The number of this process, from 0.
 
     Raises:
         ConfigurationError: There is no such process. The error is a ``ValueError`` too.
@@ -152,10 +152,10 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 
     Args:
         sampler: The sampler to iterate over.
-        skip: How many items are left out.
+        skip: The number of items that are left out.
 
     Raises:
-        ConfigurationError: It is negative.
+        ConfigurationError: ``skip`` is negative.
 
     Example:
         >>> list(SkipSampler([0, 1, 2], skip=2))
@@ -178,10 +178,10 @@ class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
 
     Args:
         batch_sampler: The sampler to iterate over.
-        skip: How many batches are left out.
+        skip: The number of batches that are left out.
 
     Raises:
-        ConfigurationError: It is negative.
+        ConfigurationError: ``skip`` is negative.
 
     Example:
         >>> list(SkipBatchSampler([[0, 1], [2]], skip=1))

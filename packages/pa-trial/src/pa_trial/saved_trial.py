@@ -1,4 +1,4 @@
-"""Where the training of a checkpoint stood, as it is stored and as it is read."""
+"""The progress of the training of a checkpoint, in its stored form."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pa_trial.checkpoint_files import TRIAL_STATE, damaged
 from pa_trial.progress import TrialProgress
 
 _FORMAT_VERSION = 1
-"""Raised when a checkpoint is laid out in a way that earlier releases would misread."""
+"""Increased when the layout of checkpoints changes such that earlier releases would misread them."""
 
 
 class SavedTrial(NamedTuple):
-    """A checkpoint that a training can be continued from.
+    """A checkpoint from which a training can be continued.
 
     Attributes:
         uuid: Its name.
         path: Its folder.
-        progress: How far the training had come.
+        progress: The counters of the training.
         digest: Identifies its content.
-        samples_per_update: The samples in an update of the training; None without a number.
+        samples_per_update: The samples in an update of the training; None if the training did not set it.
         num_processes: The number of processes of the training; None if unknown.
         aggregation_frequency: The frequency of the training; None if unknown.
-        calls: The calls of ``fit`` that have led to it, by name: after how many batches each was continued, or, of the
-            last one, saved.
+        calls: The calls of ``fit`` that have led to it, by name, with the number of batches after which each was
+            continued or, for the last call, saved.
     """
 
     uuid: str
@@ -43,7 +43,7 @@ class SavedTrial(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """A call of ``fit``, and what it continues.
+    """A call of ``fit``, and the calls that it continues.
 
     Attributes:
         fit: Its name.
@@ -56,9 +56,10 @@ class Lineage(NamedTuple):
     begun_from: str = ""
 
     def wrote(self, checkpoint: CheckpointInfo) -> bool:
-        """Whether this call saved a checkpoint, or one that it continues did, before it was continued.
+        """Whether this call saved a checkpoint, or a call that it continues saved it before it was continued.
 
-        Checkpoints of other trainings in the same folder are not, even of one that has continued from the same one.
+        It is False for checkpoints of other trainings in the same folder, even if they continue from the same
+        checkpoint.
         """
         limit = {**self.before, self.fit: sys.maxsize}.get(checkpoint.run, -1)
         return checkpoint.update <= limit and not checkpoint.path.is_symlink()
@@ -67,10 +68,10 @@ class Lineage(NamedTuple):
 def trial_state_of(
     progress: TrialProgress, lineage: Lineage, aggregation_frequency: int, num_processes: int
 ) -> dict[str, Any]:
-    """Return where a training stands, as it is stored.
+    """Return the progress of a training, in its stored form.
 
     Args:
-        progress: How far it has come.
+        progress: Its counters.
         lineage: Its call of ``fit``.
         aggregation_frequency: The number of batches of an optimizer step.
         num_processes: The number of its processes.
@@ -85,11 +86,11 @@ def trial_state_of(
 
 
 def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTrial:
-    """Return where the training of a checkpoint stood.
+    """Return the progress of the training of a checkpoint.
 
     Args:
         folder: The checkpoint, whose files were found intact.
-        state: What ``trial_state_of`` returned.
+        state: The return value of ``trial_state_of``.
         digest: Identifies its content.
 
     Raises:
@@ -97,7 +98,7 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
     """
     path = folder / TRIAL_STATE
     if (number := state.get("format_version")) != _FORMAT_VERSION:
-        expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
+        expected = f"format_version {_FORMAT_VERSION}, the only version that this release of pa-trial reads"
         raise damaged(path, f"format_version {number}", expected)
     try:
         progress = TrialProgress(**{field.name: state[field.name] for field in fields(TrialProgress)})

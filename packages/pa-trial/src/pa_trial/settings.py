@@ -1,4 +1,4 @@
-"""What a trial was configured with: hyperparameters, an experiment configuration, and the arguments of ``init``."""
+"""The configuration of a trial: hyperparameters, an experiment configuration, and the arguments of ``init``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class RunSettings:
 
     Attributes:
         checkpoint_dir: The folder that checkpoints are written to.
-        has_own_checkpoint_dir: Whether it was chosen for this training; all trials of the user share the default one.
+        has_own_checkpoint_dir: Whether it was chosen for this training; all trials of the user share the default
+            folder.
         tensorboard_path: The folder for TensorBoard; None if none was chosen.
-        metric: The validation metric that tells which checkpoint is the best; None without one.
+        metric: The validation metric that decides which checkpoint is the best; None if it was not given.
         smaller_is_better: Whether smaller values of the metric are better.
-        max_checkpoints: How many checkpoints are kept; None for all of them.
+        max_checkpoints: The number of checkpoints to keep; None keeps all of them.
         stop_on_signals: The signals after which training is saved and left.
-        max_wait_seconds: The seconds that a process waits for another one; None waits forever.
+        max_wait_seconds: The number of seconds that a process waits for another process; None waits forever.
         samples_per_update: The number of samples of all processes in an optimizer step; None where it follows from the
             batches.
-        per_device_batch_size: With it, the most samples that one process computes at a time.
+        per_device_batch_size: With it, the most samples that a process computes at a time.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -62,7 +63,7 @@ class RunSettings:
 
 
 def default_checkpoint_dir() -> Path:
-    """Return the folder that Determined keeps the checkpoints of local trainings in, for this user."""
+    """Return the folder in which Determined keeps the checkpoints of local trainings of this user."""
     if sys.platform == "darwin":
         data = Path.home() / "Library" / "Application Support"
     elif sys.platform == "win32":
@@ -73,7 +74,7 @@ def default_checkpoint_dir() -> Path:
 
 
 class ExperimentSettings:
-    """Hyperparameters and experiment configuration, and what follows from them.
+    """Hyperparameters and experiment configuration, and the settings that follow from them.
 
     Args:
         hparams: Hyperparameters by name; None if there are none.
@@ -84,7 +85,7 @@ class ExperimentSettings:
         hparams: As passed.
         exp_conf: As passed.
         num_slots: As passed.
-        per_slot_batch_size: The number of samples in a batch of one process; None where the hyperparameters have no
+        per_slot_batch_size: The number of samples in a batch of a process; None if the hyperparameters have no
             ``global_batch_size``.
         metric: ``searcher.metric``, None without it.
         smaller_is_better: ``searcher.smaller_is_better``, True without it.
@@ -93,8 +94,8 @@ class ExperimentSettings:
         min_validation_period: The longest time without a validation; None without it.
 
     Raises:
-        ArgumentTypeError: One of them is not a dictionary.
-        InvalidExperimentException: An entry that is read here is of another kind than it has to be.
+        ArgumentTypeError: ``hparams`` or ``exp_conf`` is not a dictionary.
+        InvalidExperimentException: An entry that is read here has the wrong type.
     """
 
     def __init__(self, hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, num_slots: int) -> None:
@@ -114,7 +115,7 @@ class ExperimentSettings:
 
 
 class TellsSettings:
-    """Answers questions about hyperparameters, the experiment configuration and what follows from them."""
+    """The part of a context that returns hyperparameters, the experiment configuration and batch sizes."""
 
     _settings: ExperimentSettings
     _run_settings: RunSettings
@@ -130,13 +131,13 @@ class TellsSettings:
         return self._settings.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return one hyperparameter.
+        """Return the value of a hyperparameter.
 
         Args:
             name: Its name.
 
         Raises:
-            ConfigurationError: There is none of that name.
+            ConfigurationError: No hyperparameter has this name.
         """
         hparams = self.get_hparams()
         if name not in hparams:
@@ -162,7 +163,7 @@ class TellsSettings:
         return self._settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the entry "data" of the experiment configuration, empty without one.
+        """Return the entry "data" of the experiment configuration; an empty dictionary if it has no such entry.
 
         Raises:
             ConfigurationError: There is no experiment configuration.
@@ -171,17 +172,21 @@ class TellsSettings:
         return {} if data is None else cast("dict[str, Any]", data)
 
     def get_per_slot_batch_size(self) -> int:
-        """Return the number of samples in a batch of one process, or ``per_device_batch_size`` if ``init`` has it.
+        """Return the number of samples in a batch of each process; pass it to the data loaders.
+
+        It is ``per_device_batch_size`` of ``init``, or else ``global_batch_size`` divided by the number of processes.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
         """
         if (size := self._run_settings.per_device_batch_size or self._settings.per_slot_batch_size) is None:
-            raise ConfigurationError('The batch size is not known: init(hparams={"global_batch_size": 32}) tells it.')
+            raise ConfigurationError(
+                'The batch size is not known: pass it, for example init(hparams={"global_batch_size": 32}).'
+            )
         return size
 
     def get_global_batch_size(self) -> int:
-        """Return the number of samples in a batch of all processes together: in an update, if ``init`` has its size.
+        """Return the number of samples in a batch of all processes; with ``samples_per_update``, in an update.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
@@ -190,7 +195,7 @@ class TellsSettings:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is an int, and not a bool, which is one for Python.
+    """Return whether a value is an int, and not a bool, which Python counts as an int.
 
     Args:
         value: Any value.
@@ -206,7 +211,7 @@ def require_bool(name: str, value: object) -> None:
         value: Its value.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The value is not a bool.
     """
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, got {value!r}.")
@@ -216,7 +221,7 @@ def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | Non
     if global_batch_size is None or (global_batch_size == 0 and isinstance(global_batch_size, int)):
         return None
     if not is_whole(global_batch_size) or global_batch_size < num_slots:
-        wanted = f"an int of at least {num_slots}, one sample for each process"
+        wanted = f"an int of at least {num_slots}, a sample for each process"
         raise InvalidExperimentException(
             f"The batch size must be {wanted}, got global_batch_size={global_batch_size!r}."
         )
@@ -242,12 +247,12 @@ def _entry(configured: Mapping[str, Any], name: str, kind: type[Any], in_section
 
 
 def _period(configured: Mapping[str, Any], name: str) -> TrainUnit | None:
-    """Read what is written as ``{"batches": 100}`` or ``{"epochs": 1}``; a length of 0 stands for none."""
+    """Read a period such as ``{"batches": 100}`` or ``{"epochs": 1}``; a length of 0 means no period."""
     section: Mapping[str, Any] | None = _entry(configured, name, Mapping)
     if not section:
         return None
     if len(section) != 1 or next(iter(section)) not in _UNITS:
-        raise _unusable(name, dict(section), 'one of {"batches": n} and {"epochs": n}')
+        raise _unusable(name, dict(section), '{"batches": n} or {"epochs": n}')
     unit = next(iter(section))
     length = _entry(section, unit, int, in_section=name)
     return _UNITS[unit](length) if length else None

@@ -26,7 +26,7 @@ class StopRequests:
     def watching_signals(self) -> Generator[None]:
         """Treat the signals of ``stop_on_signals`` as requests to stop; restore their handlers at the end of the block.
 
-        Outside the main thread, where Python delivers no signals, they are left alone.
+        Outside the main thread, where Python does not deliver signals, their handlers are not changed.
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
         try:
@@ -40,7 +40,7 @@ class StopRequests:
                 watch.settle()
 
     def start_training(self) -> None:
-        """Let a signal that came earlier cut the first workload short."""
+        """Let a signal that came before training cut the first workload short."""
         if self._signalled:
             self._parts.trained.ask_to_leave()
 
@@ -52,11 +52,11 @@ class StopRequests:
         return parts.stop_requested
 
     def tell(self) -> None:
-        """Print on the chief that a signal ended the training, if one did."""
+        """Print on the chief that a signal ended the training, if a signal did."""
         if self._signalled and self._parts.distributed.rank == 0:
             batches = self._parts.progress.batches_trained
-            print(  # noqa: T201  # whoever sent it looks at what the script prints
-                f"A signal requested a stop: training ends after {batches} batches, which are saved.", flush=True
+            print(  # noqa: T201  # the sender of the signal reads the output of the script
+                f"A signal requested a stop: training ends after {batches} batches, and is saved.", flush=True
             )
 
     def _on_signal(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a trial writes for TensorBoard."""
+"""The folder and the writer of a trial for TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TensorBoard:
         path: The folder of the event files; None for the default of torch, ``runs/<time>_<host>`` below the working
             directory. Processes other than the chief write to a folder ``rank_<n>`` below it, so that their curves do
             not mix.
-        rank: Of this process.
+        rank: The rank of this process.
     """
 
     def __init__(self, path: Path | None, rank: int = 0) -> None:
@@ -53,7 +53,7 @@ class TensorBoard:
         return self._writer
 
     def continue_from(self, step: int) -> None:
-        """Let TensorBoard drop points from ``step`` on that an interrupted training left: they will be written again.
+        """Let TensorBoard drop the points of an interrupted training from ``step`` on, which will be written again.
 
         Args:
             step: The first step to be written.
@@ -69,12 +69,11 @@ class TensorBoard:
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add a point to several curves.
 
-        ``add_scalar`` of the writer does the same for one curve; a separate record for each costs several times as
-        much.
+        ``add_scalar`` of the writer adds a single point; a record for each point costs several times as much.
 
         Args:
             values: The points, by the names of the curves.
-            step: Where they stand.
+            step: Their place on the x axis.
         """
         writer = self.writer
         untyped: Any = import_module("tensorboard.compat.proto.summary_pb2")
@@ -83,12 +82,12 @@ class TensorBoard:
         file_writer_of(writer).add_summary(summary(value=points), step)
 
     def flush(self) -> None:
-        """Write to disk what was added, if there is a writer."""
+        """Write the added values to disk, if there is a writer."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write the added values and close the writer; the next requested one writes another file."""
+        """Write the added values and close the writer; the next request makes a writer of another file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

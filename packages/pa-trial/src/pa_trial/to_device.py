@@ -1,4 +1,4 @@
-"""Moving batches to the device: tensors, NumPy arrays, and anything else with a method ``to``."""
+"""Moves batches to the device: tensors, NumPy arrays, and anything else with a method ``to``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KINDS_OF_NUMBERS = frozenset("fciub")
 
 
 class DeviceMover:
-    """Moves data to one device, and warns once of each type that cannot be moved.
+    """Moves data to a device, and warns once about each type that cannot be moved.
 
     Args:
-        device: Where data are moved.
+        device: The device to move data to.
         warned_types: The types that already had a warning, to which more are added.
 
     Attributes:
-        device: Where data are moved.
+        device: As passed.
 
     Example:
         >>> move = DeviceMover("cpu")
@@ -36,19 +36,19 @@ class DeviceMover:
     def __init__(self, device: torch.device | str | int, warned_types: set[type] | None = None) -> None:
         self.device: torch.device = torch.device(device)
         self._warned_types: set[type] = set() if warned_types is None else warned_types
-        # From memory that is not pinned, such a copy ends before the call does, so that it is always safe.
+        # A copy from memory that is not pinned ends before the call returns, so it is always safe.
         self._non_blocking: bool = self.device.type == "cuda"
 
     def __call__(self, data: _DataT) -> _DataT:
         """Return the data on the device; see ``to_device``.
 
         Args:
-            data: A batch, or a part of one.
+            data: A batch, or a part of a batch.
         """
         batch: Any = data
         kind = batch.__class__
         values = batch.values() if kind is dict else batch if kind in (list, tuple) else [batch]
-        # As most batches are: tensors on the device, and nothing else.
+        # Most batches consist of tensors on the device only.
         if [value for value in values if value.__class__ is not Tensor or value.device != self.device]:
             batch = self._move(batch)
         return cast("_DataT", batch)
@@ -72,7 +72,7 @@ class DeviceMover:
             return value.to(self.device)
         try:
             return value.to(self.device, non_blocking=True)
-        except TypeError:  # many objects of users' libraries take the device alone
+        except TypeError:  # the methods of many libraries take only the device
             return value.to(self.device)
 
     def _warn(self, kind: type) -> None:
@@ -80,7 +80,7 @@ class DeviceMover:
             return
         self._warned_types.add(kind)
         warn_user(
-            f"Data of type {kind.__name__} cannot be moved to {self.device} and are left as they are. Give the type a "
+            f"Data of type {kind.__name__} cannot be moved to {self.device}, so they are not moved. Give the type a "
             "method to(device), leave such data out of the batch, or move batches yourself after "
             "context.experimental.disable_auto_to_device()."
         )
@@ -90,17 +90,17 @@ def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[
     """Move data to a device.
 
     Dicts, lists and tuples are walked at any depth. Tensors are moved, NumPy arrays of numbers or truth values become
-    tensors there, and other objects are moved by their method ``to``. Everything else stays as it is, with a warning
+    tensors there, and other objects are moved by their method ``to``. Everything else is not changed, with a warning
     for each type.
 
     Args:
-        data: A batch, or a part of one.
-        device: Where it is moved.
+        data: A batch, or a part of a batch.
+        device: The device to move it to.
         warned_types: Types that need no further warning; types with a warning are added. By default each call
             warns.
 
     Returns:
-        Data of the same structure; the very same object where there is nothing to move.
+        Data of the same structure; the same object if nothing has to be moved.
 
     Example:
         >>> import numpy as np
@@ -111,7 +111,7 @@ def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[
 
 
 def _tensor_of(value: object) -> Tensor | None:
-    """The tensor that shares the memory of an array of numbers, as far as torch can; None for anything else."""
+    """Return a tensor that shares the memory of an array of numbers, if torch supports it; None for anything else."""
     if not isinstance(value, np.ndarray):
         return None
     array = cast("NDArray[Any]", value)
@@ -120,6 +120,6 @@ def _tensor_of(value: object) -> Tensor | None:
     if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     try:
-        return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it open
+        return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
     except TypeError:  # numbers of a size that torch does not have
         return None

@@ -1,4 +1,4 @@
-"""The models, optimizers, schedulers and the scaler of a trial, and what is done with them in each batch."""
+"""The models, optimizers, schedulers and the scaler of a trial, and their work in each batch."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ ScalerT = TypeVar("ScalerT", bound=GradScaler)
 
 
 class TrainedParts:
-    """Wraps what a trial trains, and takes part in the training of each batch.
+    """Wraps the models, optimizers, schedulers and the scaler of a trial, and takes part in the training of each batch.
 
-    Models stay the modules that the trial made. On several processes, ``backward`` and ``step_optimizer`` exchange
+    Models are not wrapped in other modules. On several processes, ``backward`` and ``step_optimizer`` exchange
     their gradients.
 
     Args:
         device: The device of this process.
         num_processes: The number of processes that train together.
-        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
-        progress: Tells which batch is being trained.
+        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
+        progress: Has the index of the batch that is being trained.
         can_train: False leaves models where they are, to look at a trial that was loaded from a checkpoint.
 
     Attributes:
         models: The wrapped models, in the order of wrapping.
         optimizers: The wrapped optimizers, in the same order.
         lr_schedulers: The wrapped schedulers, in the same order.
-        scaler: The scaler that was wrapped, or the one of automatic mixed precision.
-        leave_agreed: Whether all processes know that one of them requested to leave, and leave after the same batch.
+        scaler: The scaler that was wrapped, or the scaler of automatic mixed precision.
+        leave_agreed: Whether all processes know that a process requested to leave, and leave after the same batch.
 
     Example:
         >>> import torch
@@ -106,9 +106,10 @@ class TrainedParts:
             model: The model; wrapping it again changes nothing.
 
         Raises:
-            ArgumentTypeError: It is not a module.
+            ArgumentTypeError: The argument is not a module.
             InternalException: The training has begun.
-            InvalidExperimentException: It is sharded; or it has parameters without a shape, on several processes.
+            InvalidExperimentException: The model is sharded; or it has parameters without a shape, on several
+                processes.
             RanksDifferError: The processes wrap models with other parameters.
         """
         part_checks.require_model(model)
@@ -139,11 +140,11 @@ class TrainedParts:
             backward_passes_per_step: Only checked: any number of backward passes works.
             fp16_compression: Ignored, because gradients keep their dtype. True causes a warning on several
                 processes.
-            average_aggregated_gradients: Whether the gradients of a group of batches are averaged, which is what None
-                stands for, or added up.
+            average_aggregated_gradients: Whether the gradients of a group of batches are averaged (None, the default)
+                or added up.
 
         Raises:
-            ArgumentTypeError: It is not an optimizer.
+            ArgumentTypeError: The argument is not an optimizer.
             InternalException: The training has begun.
             InvalidExperimentException: ``backward_passes_per_step`` is less than 1.
         """
@@ -190,10 +191,10 @@ class TrainedParts:
             scaler: The scaler. ``step_optimizer`` uses it where it is passed again.
 
         Raises:
-            InvalidExperimentException: There is one already, or a model is wrapped.
+            InvalidExperimentException: There is a scaler already, or a model is wrapped.
         """
         if self.scaler is not None:
-            raise InvalidExperimentException("A trial has one scaler: call wrap_scaler() or use_amp(), once.")
+            raise InvalidExperimentException("A trial has a single scaler: call wrap_scaler() or use_amp(), once.")
         if self.models:
             raise InvalidExperimentException("Call wrap_scaler() and use_amp() before the first model is wrapped.")
         self.scaler = scaler
@@ -211,11 +212,12 @@ class TrainedParts:
             self._autocast = AutocastHooks(self._device.type)
 
     def require_trainable(self) -> None:
-        """Check that what was wrapped can be trained.
+        """Check that the wrapped parts can be trained.
 
         Raises:
-            InvalidExperimentException: No model or optimizer is wrapped; the trial was loaded to be looked at; or, on
-                several processes, an optimizer has parameters that no model has, of which one process is warned.
+            InvalidExperimentException: No model or optimizer is wrapped; the trial was loaded to be inspected; or, on
+                several processes, an optimizer has parameters that no model has. A single process only warns about
+                these.
         """
         if not self._can_train:
             raise InvalidExperimentException(
@@ -227,10 +229,10 @@ class TrainedParts:
             part_checks.check_parameters(optimizer, self.models, self._num_processes)
 
     def set_training(self, training: bool) -> None:
-        """Put all models in training mode, or in evaluation mode with the buffers of the chief; on every process.
+        """Put all models in training mode, or in eval mode with the buffers of the chief; every process must call this.
 
         Args:
-            training: Which of the two.
+            training: True for training mode.
         """
         for model in self.models:
             model.train(training)
@@ -257,7 +259,7 @@ class TrainedParts:
             ]
 
     def end_training(self) -> None:
-        """Leave models and optimizers without any hook of ours; also after an exception."""
+        """Remove all hooks of this class from models and optimizers, even after an exception."""
         self._is_training = self._exchanges_now = self._asks_to_leave = False
         for handle in (*self._step_handles, *self._autocast_handles):
             handle.remove()
@@ -268,12 +270,12 @@ class TrainedParts:
             exchange.close()
 
     def start_batch(self, weight: float | None = None, *, is_last: bool = True) -> None:
-        """Begin a batch whose index the progress tells, or a piece of it; every process must call this.
+        """Begin a batch, or a piece of it; every process must call this. The progress has the index of the batch.
 
         On several processes, the buffers of all models follow the chief's when a piece or a group of batches begins.
 
         Args:
-            weight: What the loss of a piece counts in the mean over the processes; None for a whole batch.
+            weight: The weight of the loss of a piece in the mean over the processes; None for a whole batch.
             is_last: Whether no other piece of the batch follows.
         """
         self._weight, self._is_last, self._has_stepped = weight, is_last, False
@@ -302,7 +304,7 @@ class TrainedParts:
             self.leave_agreed = True
 
     def ask_to_leave(self) -> None:
-        """Let all processes leave after the same batch, at the end of a group; ``leave_agreed`` tells when."""
+        """Let all processes leave after the same batch, at the end of a group; ``leave_agreed`` is then set."""
         self._asks_to_leave = True
 
     def backward(
@@ -315,8 +317,9 @@ class TrainedParts:
         """Compute gradients; on several processes, exchange them where optimizers step after the batch.
 
         Args:
-            loss: What to differentiate. With ``use_amp`` it is scaled here; with a scaler of the trial's, before.
-            gradient: As for ``torch.Tensor.backward``: of a loss that is not a single number.
+            loss: The tensor to differentiate. With ``use_amp`` it is scaled here; the trial scales it before if it has
+                its own scaler.
+            gradient: As for ``torch.Tensor.backward``: for a loss that is not a single number.
             retain_graph: Whether another backward pass goes through the graph.
             create_graph: Whether gradients of the gradients are to be computed; retains the graph.
 
@@ -341,7 +344,7 @@ class TrainedParts:
         auto_zero_grads: bool = True,
         scaler: GradScaler | None = None,
     ) -> None:
-        """Step an optimizer if the batch is the last of its group, else do nothing.
+        """Step an optimizer if the batch is the last of its group; do nothing otherwise.
 
         Gradients are averaged over the group, clipped, applied and zeroed.
 
@@ -349,12 +352,12 @@ class TrainedParts:
             optimizer: The optimizer.
             clip_grads: Called with the list of its parameters, whose gradients are unscaled by then if ``use_amp``
                 has scaled them.
-            auto_zero_grads: False leaves it to the trial to zero the gradients.
-            scaler: Steps the optimizer; needed where the trial has scaled the loss by itself.
+            auto_zero_grads: Whether to zero the gradients; if False, the trial zeroes them.
+            scaler: Steps the optimizer; needed if the trial has scaled the loss itself.
 
         Raises:
             InternalException: The training has not begun.
-            InvalidExperimentException: Gradients are aggregated, and not zeroed; or the processes would train apart.
+            InvalidExperimentException: Gradients are aggregated, and not zeroed; or the processes would diverge.
         """
         aggregation = self._aggregation_frequency
         if (aggregation > 1 or self._weight is not None) and not auto_zero_grads:
@@ -401,7 +404,7 @@ class TrainedParts:
         """Continue with gradients that ``unfinished_gradients`` returned.
 
         Args:
-            gradients: What it returned.
+            gradients: Its return value.
 
         Raises:
             InvalidCheckpointException: They do not belong to the wrapped models. Nothing was loaded.
@@ -423,16 +426,16 @@ class TrainedParts:
         if self._exchange is not None:
             self._note_unfinished(self._exchange)
 
-    def _require_before_training(self, what: str) -> None:
+    def _require_before_training(self, part: str) -> None:
         if self._is_training:
-            raise InternalException(f"Call wrap_{what}() before fit(), in __init__ of the trial, not during training.")
+            raise InternalException(f"Call wrap_{part}() before fit(), in __init__ of the trial, not during training.")
 
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:
             self._autocast_handles.extend(self._autocast.register(model))
 
     def _note_unfinished(self, exchange: TrialGradients) -> None:
-        """Let the gradients of an unfinished group be exchanged at its end."""
+        """Count the gradients of an unfinished group as due, so that they are exchanged at its end."""
         if self.gradients_in_progress():
             parameters = (parameter for model in self.models for parameter in model.parameters())
             exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
@@ -447,9 +450,9 @@ class TrainedParts:
             )
 
     def _finish_exchange(self, exchange: TrialGradients, optimizer: Optimizer, scaler: GradScaler | None) -> None:
-        """Exchange what ``backward`` has not."""
+        """Exchange the gradients that ``backward`` has not exchanged."""
         number = sum(len(group["params"]) for group in optimizer.param_groups)
-        if number != self._num_checked.get(id(optimizer)):  # those of groups that were added in training are new
+        if number != self._num_checked.get(id(optimizer)):  # groups that were added in training are new
             if foreign := exchange.unknown(parameters_of(optimizer)):
                 raise part_checks.apart_from_others(foreign)
             self._num_checked[id(optimizer)] = number

@@ -26,7 +26,7 @@ from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 
 
 class Trainer:
-    """Trains a trial. Create and use it within the ``with`` block of ``init``.
+    """Trains a trial; create and use it within the ``with`` block of ``init``.
 
     Args:
         trial: The trial.
@@ -48,20 +48,20 @@ class Trainer:
         if not isinstance(context, PyTorchTrialContext):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
             raise ArgumentTypeError(
                 f"This is not the context of a trial: context={context!r}.",
-                do="Pass what init yields: with pa_trial.init() as context: trainer = Trainer(..., context).",
+                do="Pass the context of init: with pa_trial.init() as context: trainer = Trainer(..., context).",
             )
-        _parts_of(context)  # ends with the block of init
+        _parts_of(context)  # raises an error after the block of init
         self._trial = trial
         self._context = context
 
     def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
-        """Accept the settings of the profiler of Determined's platform; they have no effect here.
+        """Ignore the settings of the profiler of Determined's platform, so that scripts for Determined run unchanged.
 
         To profile with ``torch.profiler``, call ``context.set_profiler``.
 
         Args:
             sync_timings: No effect.
-            enabled: No effect but a warning.
+            enabled: No effect except for a warning.
             begin_on_batch: No effect.
             end_after_batch: No effect.
         """
@@ -88,26 +88,28 @@ class Trainer:
         """Train, validate and save checkpoints until ``max_length`` is reached or a stop is requested.
 
         Args:
-            checkpoint_period: When to save, in addition to ``checkpoint_policy``; None for never. The last batch is
-                always followed by a checkpoint. Without it, ``min_checkpoint_period`` of ``exp_conf`` is used.
-            validation_period: When to validate; None for never but after the last batch. Without it,
-                ``min_validation_period`` of ``exp_conf`` is used.
+            checkpoint_period: When to save, in addition to ``checkpoint_policy``. A checkpoint always follows the last
+                batch. The default, None, uses ``min_checkpoint_period`` of ``exp_conf``; without it, there are no more
+                checkpoints.
+            validation_period: When to validate. The default, None, uses ``min_validation_period`` of ``exp_conf``;
+                without it, there is only the validation after the last batch.
             max_length: How long to train, counted from the beginning of the training even when it resumes.
             reporting_period: When to report training metrics; a validation or a checkpoint in between reports them too.
                 They are averages over the batches since the last report. The default is ``scheduling_unit`` of
                 ``exp_conf``, if it is there.
-            checkpoint_policy: Which validations are followed by a checkpoint: "best" for those that beat all previous
-                ones in the metric that was passed to ``init``; "all"; "none".
+            checkpoint_policy: Which validations are followed by a checkpoint: "best" for validations that beat all
+                previous validations in the metric that was passed to ``init``; "all"; or "none".
             latest_checkpoint: The checkpoint to continue from, by its uuid or its path;
-                ``context.get_latest_checkpoint()`` returns the newest one. None to start from the beginning.
+                ``context.get_latest_checkpoint()`` returns the newest. None starts from the beginning.
             step_zero_validation: Whether to validate before the first batch.
-            test_mode: Run a smoke test: train and validate on one batch and save a checkpoint.
-            profiling_enabled: No effect; ``context.set_profiler`` profiles.
-            warm_start: A checkpoint whose weights to start from if there is none to continue from.
-            weigh_by_records: Whether ``Reducer.AVG`` weighs each batch by its number of records, so that the result of
+            test_mode: Whether to run a smoke test: train and validate on a single batch and save a checkpoint.
+            profiling_enabled: No effect; call ``context.set_profiler`` to profile.
+            warm_start: A checkpoint whose weights to start from if there is no checkpoint to continue from.
+            weigh_by_records: Whether ``Reducer.AVG`` weights each batch by its number of records, so that the result of
                 a validation does not depend on the number of processes. By default all batches count the same.
-            trust_pickle: Whether callbacks may save objects of any kind, and checkpoints that hold such objects, as
-                Determined's may, are loaded. Whoever wrote such a checkpoint can run any code in this process.
+            trust_pickle: Whether callbacks may save objects of any kind, and checkpoints with such objects, as
+                Determined may have written them, are loaded. The author of such a checkpoint can run any code in this
+                process.
 
         Raises:
             ArgumentTypeError: The trial, or an argument, is of the wrong type.
@@ -118,7 +120,7 @@ class Trainer:
         """
         parts = _parts_of(self._context)
         if parts.stage:
-            raise InternalException("fit() was called within fit(): call it after the other one has returned.")
+            raise InternalException("fit() was called within fit(): call it after the other call has returned.")
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
         check_trial(self._trial)
@@ -148,7 +150,7 @@ class Trainer:
 
 
 def _parts_of(context: PyTorchTrialContext) -> ContextParts:
-    return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the one internal entry point of the context
+    return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the only internal entry point of the context
 
 
 def _fit(
@@ -161,7 +163,7 @@ def _fit(
     """Put a training together, in the documented order, and let it run."""
     progress, trained, stop = parts.progress, parts.trained, StopRequests(parts)
     with closing_in_order(watch) as resources:
-        resources.enter_context(stop.watching_signals())  # which workers of loaders are to inherit
+        resources.enter_context(stop.watching_signals())  # before workers of loaders start, which inherit it
         callbacks = check_callbacks(trial.build_callbacks())
         calls = CallbackCalls(callbacks)
         checkpoints = Checkpoints(trial, parts, callbacks)

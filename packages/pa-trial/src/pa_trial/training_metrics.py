@@ -15,7 +15,7 @@ from pa_trial.types import Array, Metrics, TrainingMetrics
 
 
 class WorkloadMetrics:
-    """What ``train_batch`` returned in a workload; tensors stay on the device until the workload ends.
+    """The return values of ``train_batch`` in a workload; tensors stay on the device until the workload ends.
 
     Example:
         >>> metrics = WorkloadMetrics()
@@ -29,26 +29,26 @@ class WorkloadMetrics:
         self._batches: list[Metrics] = []
 
     def add(self, returned: TrainingMetrics) -> None:
-        """Keep the metrics of one batch.
+        """Keep the metrics of a batch.
 
         Args:
-            returned: What ``train_batch`` returned.
+            returned: The return value of ``train_batch``.
 
         Raises:
-            NoMetricsError: It returned neither a dictionary nor a tensor.
+            NoMetricsError: The value is neither a dictionary nor a tensor.
         """
         metrics = {"loss": returned} if isinstance(returned, Tensor) else metrics_by_name(returned, "train_batch")
         self._batches.append({name: hold(value) for name, value in metrics.items()})
 
     def payload(self) -> list[Metrics]:
-        """Return the metrics of each batch of this process, for ``reduce``. Reading tensors waits for the device."""
+        """Return the metrics of each batch of this process, for ``reduce``; it waits for the device."""
         return on_host(self._batches)
 
     def reduce(self, payloads: Sequence[list[Metrics]]) -> tuple[Metrics, list[Metrics]]:
         """Return the means over the workload, and the metrics batch by batch, each the mean over the processes.
 
         Args:
-            payloads: Of all processes, in the order of the ranks.
+            payloads: The payloads of all processes, in the order of the ranks.
 
         Raises:
             CheckFailedError: The batches have metrics of different names.
@@ -68,18 +68,18 @@ class WorkloadMetrics:
 
 
 def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
-    """Add "batches" and "epochs" that were trained so far, unless the user has metrics of these names.
+    """Add the numbers of trained "batches" and "epochs", unless the user has metrics of these names.
 
     Args:
-        metrics: Is changed.
-        progress: How far the training has come.
+        metrics: The metrics, which are changed.
+        progress: The counters of the training.
     """
     metrics.setdefault("batches", progress.batches_trained)
     metrics.setdefault("epochs", progress.epochs_trained)
 
 
 def _mean_of_values(values: list[Any]) -> Any:
-    """Return the mean of a metric of one batch over the processes."""
+    """Return the mean of a metric of a batch over the processes."""
     there = [value for value in values if value is not None]
     arrays = [array for value in there if (array := numbers_of(value)) is not None]
     if not there or len(arrays) < len(there):
@@ -99,5 +99,5 @@ def _average(values: list[Any]) -> float | None:
 
 def _mean_of_elements(arrays: Sequence[Array]) -> float:
     elements = np.concatenate([np.empty(0), *map(np.ravel, arrays)])
-    with np.errstate(all="ignore"):  # NaN and infinities are results as any others
+    with np.errstate(all="ignore"):  # NaN and infinities are valid results
         return float(np.mean(elements, dtype=np.float64)) if elements.size else math.nan

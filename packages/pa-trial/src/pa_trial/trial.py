@@ -16,7 +16,7 @@ from pa_trial.types import BatchT, Metrics, TrainingMetrics
 
 
 class PyTorchTrial(ABC, Generic[BatchT]):
-    """Subclass this to define models, optimizers, data, and the training step.
+    """The base class of trials: derive from it to define models, optimizers, data, and the training step.
 
     Create models, optimizers and schedulers in ``__init__``, and wrap them with the context. Methods are called with
     keyword arguments, so keep the names of their parameters.
@@ -60,7 +60,7 @@ class PyTorchTrial(ABC, Generic[BatchT]):
 
     @abstractmethod
     def train_batch(self, batch: BatchT, epoch_idx: int, batch_idx: int) -> TrainingMetrics:
-        """Train on one batch.
+        """Train on a batch: compute the loss, and call ``context.backward`` and ``context.step_optimizer``.
 
         Args:
             batch: A batch of the training loader, on the device.
@@ -68,7 +68,7 @@ class PyTorchTrial(ABC, Generic[BatchT]):
             batch_idx: The index of the batch, counted from 0 over the whole training.
 
         Returns:
-            Metrics by name, or one tensor, which is the metric "loss".
+            Metrics by name, or a single tensor, which is the metric "loss".
         """
 
     @abstractmethod
@@ -87,14 +87,14 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         return {}
 
     def evaluate_batch(self, batch: BatchT, batch_idx: int) -> Metrics:
-        """Validate on one batch; override either this or ``evaluate_full_dataset``.
+        """Validate on a batch; override either this or ``evaluate_full_dataset``.
 
         Args:
             batch: A batch of the validation loader, on the device.
             batch_idx: The index of the batch in this validation, on this process.
 
         Returns:
-            Metrics by name: numbers, or arrays of numbers. ``evaluation_reducer`` says how they are reduced.
+            Metrics by name: numbers, or arrays of numbers. ``evaluation_reducer`` decides how they are reduced.
         """
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ from pa_trial.user_warnings import warn_user
 MODELS, OPTIMIZERS, SCHEDULERS = "models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"
 CALLBACKS, SCALER, RNG = "callbacks", "scaler_state_dict", "rng_state"
 BESIDE_WEIGHTS = "models_beside_state_dict"
-"""What training changes in a model and its state dict leaves out."""
+"""Attributes of models that training changes and state dicts leave out."""
 GRADIENTS, BUFFERS = "unfinished_gradients", "buffers"
 """The own state of a process until the next optimizer step."""
 
@@ -33,11 +33,11 @@ _DISTRIBUTED = "module"
 
 
 def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
-    """Return what all processes continue from; the chief calls this.
+    """Return the common state of all processes; the chief calls this.
 
     Args:
         parts: The parts of the trial's context.
-        callbacks: The chief's, by name.
+        callbacks: The chief's callbacks, by name.
     """
     models, scaler = parts.trained.models, parts.trained.scaler
     content: dict[str, Any] = {
@@ -51,13 +51,13 @@ def capture_trial(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback])
 
 
 def capture_process(parts: ContextParts) -> dict[str, Any]:
-    """Return what this process continues from.
+    """Return the state of this process.
 
     Args:
         parts: The parts of the trial's context.
     """
     content: dict[str, Any] = {RNG: rng_states.capture(parts.mover.device)}
-    # An update that was left between its pieces is begun again.
+    # An update that was interrupted between its pieces begins again.
     is_left = parts.run_settings.samples_per_update and parts.progress.batch_idx == parts.progress.batches_trained
     if not is_left and any(gradients := parts.trained.unfinished_gradients()):
         content[GRADIENTS] = gradients
@@ -67,13 +67,13 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
 
 
 def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Raise an error for contents that this trial cannot continue from; nothing is changed.
+    """Raise an error if this trial cannot continue from the contents; nothing is changed.
 
     Args:
         parts: The parts of the trial's context.
-        content: What all processes continue from.
-        own: What this process continues from.
-        saved: What the checkpoint tells of itself.
+        content: The common state of all processes.
+        own: The state of this process.
+        saved: The description of the checkpoint.
 
     Raises:
         InvalidCheckpointException: The checkpoint belongs to another trial, or the trial was changed.
@@ -86,7 +86,7 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
         try:
             with restored_rng_states(cpu):
                 rng_states.restore(own[RNG], cpu)
-        except Exception as error:  # what a wrong state does is not limited to some kinds of errors
+        except Exception as error:  # a wrong state may raise any error
             found = f"rng_state: {type(error).__name__}: {error}"
             raise _refusal(saved, found, "the RNG states of a process") from error
 
@@ -98,17 +98,17 @@ def take_over(
     own: Mapping[str, Any],
     saved: SavedTrial,
 ) -> None:
-    """Load what was found to fit; where loading fails nevertheless, undo what was loaded.
+    """Load contents that were found to fit; if loading fails nevertheless, undo it.
 
     Args:
         parts: The parts of the trial's context.
         callbacks: The callbacks of this process, by name.
-        content: What all processes continue from.
-        own: What this process continues from.
-        saved: What the checkpoint tells of itself.
+        content: The common state of all processes.
+        own: The state of this process.
+        saved: The description of the checkpoint.
 
     Raises:
-        InvalidCheckpointException: A model does not take its extra state.
+        InvalidCheckpointException: A model does not accept its extra state.
     """
     with TransactionalLoad() as loading:
         _load_models(parts.trained.models, {**content, **own}, loading)
@@ -119,11 +119,11 @@ def take_over(
         if GRADIENTS in own:
             parts.trained.load_unfinished_gradients(own[GRADIENTS])
         _load_callbacks(parts, callbacks, content)
-    # Last, so that what callbacks draw when they load is drawn before, and not missing afterwards.
+    # Last, so that random draws of callbacks while they load do not change the restored states.
     if RNG in own:
         rng_states.restore(own[RNG], parts.mover.device)
     else:
-        _warn(parts, "The checkpoint has no RNG state, so the current one is kept.")
+        _warn(parts, "The checkpoint has no RNG state, so the current state is kept.")
 
 
 def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mappin
 
     Args:
         models: The models that are wrapped.
-        saved: What the checkpoint tells of itself.
+        saved: The description of the checkpoint.
         options: The arguments of ``read_torch_file``.
 
     Raises:
@@ -144,7 +144,7 @@ def load_weights(models: Sequence[nn.Module], saved: SavedTrial, options: Mappin
 
 
 def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights under the names that a model has for them, where the names differ only by a wrapper.
+    """Return weights under the names that a model uses, where the names differ only by a wrapper.
 
     Args:
         model: The model, which may be compiled.
@@ -169,21 +169,21 @@ def _plain_name(name: str) -> str:
 
 
 def _targets(parts: ContextParts) -> dict[str, Sequence[Any]]:
-    """The objects of a trial that have states, in the order in which they were wrapped."""
+    """Return the objects of a trial that have states, in the order in which they were wrapped."""
     trained = parts.trained
     schedulers = [wrapped.scheduler for wrapped in trained.lr_schedulers]
     return {MODELS: trained.models, OPTIMIZERS: trained.optimizers, SCHEDULERS: schedulers}
 
 
 def _require_states(name: str, targets: Sequence[Any], content: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Raise an error unless there is one fitting state for each target."""
+    """Raise an error unless there is a fitting state for each target."""
     found: object = content.get(name)
     if not isinstance(found, list) or not all(isinstance(state, Mapping) for state in cast("list[object]", found)):
         raise _refusal(saved, f"{name} is not a list of states", "the content of a trial's checkpoint")
     states = cast("list[dict[str, Any]]", found)
     if len(states) != len(targets):
         kinds = ", ".join(type(target).__name__ for target in targets) or "none"
-        raise _refusal(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as the trial has: {kinds}")
+        raise _refusal(saved, f"{name} of {len(states)} objects", f"of {len(targets)}, as in the trial: {kinds}")
     for target, state in zip(targets, states, strict=True):
         fitted = fitted_weights(target, state) if name == MODELS else state
         if (problem := incompatibility(target, fitted, source="checkpoint")) is not None:
@@ -191,7 +191,7 @@ def _require_states(name: str, targets: Sequence[Any], content: Mapping[str, Any
 
 
 def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Gradients of an unfinished group can only be finished in a group of the same size."""
+    """Raise an error for gradients of an unfinished group if the size of groups has changed."""
     frequency = saved.aggregation_frequency
     if GRADIENTS in own and frequency is not None and frequency != parts.aggregation_frequency:
         raise InvalidCheckpointException(
@@ -218,7 +218,7 @@ def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
         _warn(parts, "The checkpoint has the state of a gradient scaler, but the trial has no scaler to load it into.")
     elif scaler is not None and state:
         scaler.load_state_dict(copy.deepcopy(state))
-    elif scaler is not None and (state is None or scaler.is_enabled()):  # that of a disabled one is empty
+    elif scaler is not None and (state is None or scaler.is_enabled()):  # the state of a disabled scaler is empty
         _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial starts from scratch.")
 
 
@@ -238,7 +238,7 @@ def _warn(parts: ContextParts, message: str) -> None:
 
 def _unfit(saved: SavedTrial, name: str, target: object, found: str) -> InvalidCheckpointException:
     kind = type(target).__name__
-    return _refusal(saved, f"{name}, of {kind}: {found}", f"a state of {kind}, as the trial has")
+    return _refusal(saved, f"{name}, of {kind}: {found}", f"a state of {kind}, as in the trial")
 
 
 def _refusal(saved: SavedTrial, found: str, expected: str) -> InvalidCheckpointException:

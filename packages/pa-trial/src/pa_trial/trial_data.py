@@ -18,18 +18,18 @@ from pa_trial.batch_order import EpochOrders, KeyedShare, UpdateOrders
 from pa_trial.data_loader import DataLoader
 from pa_trial.errors import ConfigurationError, EmptyLoaderError, UnsupportedConfigurationError, UsageError
 
-_VALIDATION = -3  # extends the seed for what is validated on
+_VALIDATION = -3  # extends the seed for the validation data
 
 
 class TrialData:
-    """The loaders of a trial, as one process uses them; all processes have to make it.
+    """The loaders of a trial on a process; all processes have to make it.
 
-    A ``DataLoader`` of this package is shared out, and in training repeated and skipped into. A validation draws with
-    its own keys, the same each time, so it does not change the training.
+    A ``DataLoader`` of this package is shared out and, in training, repeated and entered at any batch. A validation
+    draws with its own keys, the same each time, so it does not change the training.
 
     Args:
-        training: What ``build_training_data_loader`` returned.
-        validation: What ``build_validation_data_loader`` returned.
+        training: The return value of ``build_training_data_loader``.
+        validation: The return value of ``build_validation_data_loader``.
         checks: Whether loaders have to come from this package, which can be resumed and sharded.
         rank: The number of this process.
         num_processes: The number of processes.
@@ -38,14 +38,14 @@ class TrialData:
 
     Attributes:
         epoch_length: The batches of an epoch of the chief; ``sys.maxsize`` for a loader without a length.
-        weights: For each training batch, what its loss counts, and whether no other piece of its update follows.
-        full_validation_loader: All that is validated on, for ``evaluate_full_dataset``.
+        weights: For each training batch, the weight of its loss, and whether it is the last piece of its update.
+        full_validation_loader: Yields all validation data, for ``evaluate_full_dataset``.
 
     Raises:
-        UnsupportedConfigurationError: A loader is not one of this package, though it has to be.
+        UnsupportedConfigurationError: A loader is not from this package, though it has to be.
         UsageError: A method returned no loader.
         ConfigurationError: A loader is shared out already.
-        EmptyLoaderError: There is nothing to train on.
+        EmptyLoaderError: The training loader has no batches.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TrialData:
         self._iterators: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
 
     def cut(self, samples_per_update: int, per_device_batch_size: int) -> None:
-        """Make the training batches pieces of updates, which the length of an epoch and ``skip`` then count.
+        """Cut the training batches into pieces of updates, which the length of an epoch and ``skip`` then count.
 
         Args:
             samples_per_update: The number of samples of all processes in an update.
@@ -78,7 +78,7 @@ class TrialData:
 
         Raises:
             ConfigurationError: The order of the samples is not known.
-            EmptyLoaderError: There is no update.
+            EmptyLoaderError: The samples do not fill an update.
         """
         given, share = self._given["training"], getattr(self._training, "batch_sampler", None)
         if not isinstance(share, KeyedShare) or not isinstance(order := share.order, EpochOrders):
@@ -92,16 +92,16 @@ class TrialData:
         self.weights = ((weight, is_last) for *_, weight, is_last in updates.pieces(share.first, share.stride))
 
     def training_batches(self) -> Iterator[Any]:
-        """Yield the batches to train on, without end; they stay where the loader has them."""
+        """Yield the batches to train on, without end; they are not moved to the device."""
         own = isinstance(self._training, RequestedDataLoader)
         return self._iterate(self._training) if own else self._repeated()
 
     def validation_batches(self) -> Iterator[Any]:
-        """Yield this process's share of the batches to validate on; it may be none."""
+        """Yield this process's share of the batches to validate on, which may be empty."""
         return self._iterate(self._validation)
 
     def describe(self) -> dict[str, str]:
-        """Return what has to be the same on all processes, by name."""
+        """Return properties that have to be the same on all processes, by name."""
         return {f"{name} loader": _describe(loader) for name, loader in self._given.items()}
 
     def close(self) -> None:
@@ -114,12 +114,12 @@ class TrialData:
 
     def _iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
         batches = iter(loader)
-        if issubclass(batches.__class__, Generator):  # of a loader with workers, which end when it is closed
+        if issubclass(batches.__class__, Generator):  # a loader with workers, which end when it is closed
             self._iterators.add(cast("Generator[Any]", batches))
         return batches
 
     def _repeated(self) -> Iterator[Any]:
-        """Iterate over a loader of the user's again and again, from its beginning: only the user can skip there."""
+        """Iterate over a loader of the user's without end, always from its beginning, because it cannot skip."""
         loader, epoch = self._training, self._skip // self.epoch_length
         while True:
             set_epoch(loader, epoch)
@@ -172,10 +172,10 @@ def _length(loader: object) -> int:
         return sys.maxsize
 
 
-def _no_batch(kind: type, what: str) -> EmptyLoaderError:
+def _no_batch(kind: type, problem: str) -> EmptyLoaderError:
     return EmptyLoaderError(
-        "There is nothing to train on.",
-        given=f"a {kind.__name__} {what}",
+        "The training data loader has no batches.",
+        given=f"a {kind.__name__} {problem}",
         do="Check how the dataset and its sampler were made. Common causes are a wrong path, drop_last with few "
         "samples, and an iterator, which can be used only once.",
     )

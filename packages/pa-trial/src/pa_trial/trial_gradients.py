@@ -1,6 +1,6 @@
-"""The gradients of several processes become their means, as one process would have computed them.
+"""Averages the gradients of several processes, as a single process would have computed them.
 
-Models stay the modules that they are: no wrapper takes part in their forward passes, so that any number of models,
+Models are not wrapped: no wrapper takes part in their forward passes, so any number of models,
 forward passes and backward passes works, in any order.
 """
 
@@ -18,18 +18,18 @@ from pa_distributed import RanksDifferError
 from pa_distributed.gradients import GradientExchange
 from pa_trial.errors import InvalidExperimentException
 
-_collectives: Any = dist  # torch annotates its collectives only in part
+_collectives: Any = dist  # torch annotates only some of its collectives
 _PLACES = 1 << 10
-"""Places of a training are told apart by numbers whose sums are exact in float32."""
+"""The number of places of a training that are distinguished: sums of their numbers are exact in float32."""
 
 
 class TrialGradients:
-    """Averages the gradients that backward passes have reached since the average before, over all processes.
+    """Averages the gradients of the backward passes since the last average, over all processes.
 
-    Only models that some process has reached are exchanged. The processes expect to reach the same ones as in this
-    place of the batches before; whether they did travels with the gradients, or over gloo where the gradients are on a
-    device. A parameter that only some processes have reached counts with a gradient of zero on the others; one that
-    none has reached keeps what it has, None included.
+    Only models that a process has reached are exchanged. The processes expect to reach the same models as at this
+    place of the batches before; whether they did is sent with the gradients, or over gloo if the gradients are on a
+    device. A parameter that only some processes have reached counts with a gradient of zero on the others; the gradient
+    of a parameter that no process has reached is not changed, even if it is None.
 
     Every process must make the same averages in the same order.
 
@@ -81,7 +81,7 @@ class TrialGradients:
         return [parameter for parameter in parameters if id(parameter) not in self._owners]
 
     def note_reached(self, parameters: Iterable[Tensor]) -> None:
-        """Count gradients as due that no backward pass of this process has computed.
+        """Count gradients as due that were not computed by a backward pass of this process.
 
         Args:
             parameters: The parameters that have such gradients.
@@ -165,7 +165,7 @@ class TrialGradients:
         return sums
 
     def _models_expected(self) -> tuple[int, ...]:
-        """What this place has reached in the batches before; for a new place, what the one before it has."""
+        """Return the models that this place reached in the batches before; at a new place, those of the last place."""
         return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else ()
 
     def _exchange_of(self, models: tuple[int, ...]) -> GradientExchange:
@@ -179,7 +179,7 @@ class TrialGradients:
         return self._exchanges[models]
 
     def close(self) -> None:
-        """Leave the parameters as they were before."""
+        """Remove the hooks from the parameters."""
         for exchange in self._exchanges.values():
             exchange.close()
         for handle in self._handles:
@@ -192,10 +192,10 @@ class TrialGradients:
 def _watch(parameter: nn.Parameter, reached: list[Tensor]) -> RemovableHandle:
     """Let backward passes that reach a parameter add it to a list."""
     is_frozen = not parameter.requires_grad
-    if is_frozen:  # torch refuses the hook, which acts only when the parameter is unfrozen
+    if is_frozen:  # torch rejects the hook; it acts only when the parameter is unfrozen
         parameter.requires_grad_(True)
     try:
-        untyped: Any = parameter  # torch annotates the method only in part
+        untyped: Any = parameter  # torch annotates the method only partly
         handle: RemovableHandle = untyped.register_post_accumulate_grad_hook(reached.append)
     finally:
         if is_frozen:

@@ -1,4 +1,4 @@
-"""The methods that a trial has overridden, looked at once: what validates it, and with which arguments."""
+"""The overridden methods of a trial: the method that validates it, and its arguments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pa_trial.types import Metrics
 
 
 def check_trial(trial: object) -> None:
-    """Raise an error for anything that is not a trial, or that validates in no way, or in two ways.
+    """Raise an error for anything that is not a trial, or that overrides no method of validation, or both.
 
     Args:
-        trial: What was passed to the trainer.
+        trial: The object that was passed to the trainer.
 
     Raises:
         ArgumentTypeError: It is not an instance of ``PyTorchTrial``.
@@ -29,7 +29,7 @@ def check_trial(trial: object) -> None:
     by_dataset = _overrides(checked, PyTorchTrial.evaluate_full_dataset)
     if by_batch is by_dataset:
         raise InvalidExperimentException(
-            "A trial must define exactly one way of validating.",
+            "A trial must override exactly one of evaluate_batch and evaluate_full_dataset.",
             given=f"{type(checked).__name__} overrides {'both' if by_batch else 'neither'} of evaluate_batch and "
             "evaluate_full_dataset",
             do="Remove one of them." if by_batch else "Override evaluate_batch.",
@@ -46,7 +46,7 @@ def evaluates_batches(trial: PyTorchTrial[Any]) -> bool:
 
 
 def batch_evaluation(trial: PyTorchTrial[Any]) -> Callable[[Any, int], Metrics]:
-    """Return a function of a batch and its index that calls ``evaluate_batch``, with the index where it is wanted.
+    """Return a function of a batch and its index that calls ``evaluate_batch``, with the index if it has the parameter.
 
     Args:
         trial: The trial.

@@ -17,7 +17,7 @@ TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
 Array: TypeAlias = NDArray[Any]
 
 BatchT = TypeVar("BatchT", default=Any)
-"""The batches of a trial, as its data loaders yield them."""
+"""The type of the batches of a trial, as its data loaders yield them."""
 
 Metrics: TypeAlias = dict[str, Any]
 """Metrics by name."""
@@ -27,7 +27,7 @@ TrainingMetrics: TypeAlias = Tensor | Metrics
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a mapping, a list or a tuple of the same class with changed items; what is not to change, as it is.
+    """Return a mapping, a list or a tuple of the same class with changed items; anything else unchanged.
 
     Args:
         value: Anything.

@@ -11,8 +11,8 @@ class TrainUnit:
     """A length or a period of training: use ``Batch`` or ``Epoch``.
 
     Args:
-        value: As a length, the number of steps. As a period, an int n is every n-th step, and less than 1 every step;
-            a container, such as a list or a range, holds the steps themselves, counted from 1.
+        value: As a length, the number of steps. As a period, an int n means every n-th step, and less than 1 every
+            step; a container, such as a list or a range, holds the steps themselves, counted from 1.
 
     Attributes:
         value: The argument.
@@ -27,7 +27,7 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """A number of batches of one process, or the batches after which something is due.
+    """A number of batches of each process, or the batches after which an event is due.
 
     Example:
         >>> Batch(100), Batch([5, 30, 45])
@@ -36,7 +36,7 @@ class Batch(TrainUnit):
 
 
 class Epoch(TrainUnit):
-    """A number of epochs, or the epochs after which something is due.
+    """A number of epochs, or the epochs after which an event is due.
 
     Example:
         >>> Epoch(1), Epoch(range(10, 100, 10))

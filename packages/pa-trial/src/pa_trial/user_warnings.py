@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, no matter how deep in a training their cause is found."""
+"""Warnings that point at the user's line, no matter how deep in a training their cause is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _OURS = frozenset({"contextlib", "pa_checkpoint", "pa_data", "pa_distributed", "
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the innermost frame that is none of ours.
+    """Issue a warning at the innermost frame outside of this package.
 
     Args:
-        message: What is wrong, and what to do.
-        category: ``DeprecationWarning`` for what will not be there for ever.
+        message: The problem and its remedy.
+        category: ``DeprecationWarning`` for features that will be removed.
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:

@@ -30,7 +30,7 @@ class Validation:
         parts: The parts of its context.
         data: Its loaders.
         calls: Its callbacks.
-        options: The arguments of ``fit``; in test mode, each process validates on one batch.
+        options: The arguments of ``fit``; in test mode, each process validates on a single batch.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Validation:
         return metrics.reduce(payloads) | of_reducers
 
     def _by_full_dataset(self) -> Metrics:
-        """The chief validates while the others wait for its metrics."""
+        """Validate on the chief, while the others wait for its metrics."""
         found: Metrics = {}
         if self._parts.distributed.rank == 0:
             loader: TorchDataLoader[Any] = self._data.full_validation_loader

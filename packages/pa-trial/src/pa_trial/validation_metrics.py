@@ -22,19 +22,19 @@ from pa_trial.reducer import Reducer
 from pa_trial.types import Array, Metrics
 
 _Partial: TypeAlias = tuple[Any, float]
-"""One process's share of a metric: its sum, maximum or minimum, and its weight in a mean."""
+"""A process's share of a metric: its sum, maximum or minimum, and its weight in a mean."""
 
 ValidationPayload: TypeAlias = dict[str, _Partial] | None
-"""What one process contributes to each metric of a validation, by its name; None if it had no batch."""
+"""The contribution of a process to each metric of a validation, by its name; None if it had no batch."""
 
 
 class ValidationMetrics:
-    """What ``evaluate_batch`` returned in a validation; tensors stay on the device until it ends.
+    """The return values of ``evaluate_batch`` in a validation; tensors stay on the device until it ends.
 
     Args:
-        reducer: What ``evaluation_reducer`` returned.
-        weigh_by_records: Let each batch count by its number of records in ``Reducer.AVG``, so that a metric means the
-            same on any number of processes. By default, all batches count the same.
+        reducer: The return value of ``evaluation_reducer``.
+        weigh_by_records: Whether each batch counts by its number of records in ``Reducer.AVG``, so that a metric does
+            not depend on the number of processes. By default, all batches count the same.
 
     Raises:
         InvalidExperimentException: ``reducer`` is neither a ``Reducer`` nor a dictionary of them.
@@ -55,15 +55,15 @@ class ValidationMetrics:
         self._num_records: list[int] = []
 
     def add(self, returned: Metrics, num_records: int = 1) -> None:
-        """Keep the metrics of one batch.
+        """Keep the metrics of a batch.
 
         Args:
-            returned: What ``evaluate_batch`` returned.
-            num_records: How many records the batch has.
+            returned: The return value of ``evaluate_batch``.
+            num_records: The number of records of the batch.
 
         Raises:
-            NoMetricsError: It did not return a dictionary.
-            CheckFailedError: It returned metrics of other names than for the batches before.
+            NoMetricsError: The value is not a dictionary.
+            CheckFailedError: It has metrics of other names than the batches before.
         """
         metrics = metrics_by_name(returned, "evaluate_batch")
         first = self._held[0] if self._held else metrics
@@ -72,14 +72,14 @@ class ValidationMetrics:
         self._num_records.append(num_records)
 
     def outputs(self) -> list[Metrics]:
-        """Return the metrics of each batch of this process, tensors as NumPy arrays. Waits for the device."""
+        """Return the metrics of each batch of this process, tensors as NumPy arrays; it waits for the device."""
         return on_host(self._held)
 
     def payload(self) -> ValidationPayload:
-        """Return what this process contributes, for ``reduce``. Waits for the device.
+        """Return the contribution of this process, for ``reduce``; it waits for the device.
 
         Raises:
-            ArgumentTypeError: A metric is not made of numbers.
+            ArgumentTypeError: A metric does not consist of numbers.
         """
         batches = self.outputs()
         if not batches:
@@ -90,7 +90,7 @@ class ValidationMetrics:
         """Return the metrics of the validation: NumPy scalars.
 
         Args:
-            payloads: Of all processes, in the order of the ranks.
+            payloads: The payloads of all processes, in the order of the ranks.
 
         Raises:
             EmptyLoaderError: No process had a batch.
@@ -99,7 +99,7 @@ class ValidationMetrics:
         """
         shares = {rank: payload for rank, payload in enumerate(payloads) if payload is not None}
         if not shares:
-            problem = "There is nothing to validate on: the validation loader has no batches."
+            problem = "The validation data loader has no batches."
             raise EmptyLoaderError(problem, do="Check the dataset of build_validation_data_loader, and its drop_last.")
         names = self._agreed_names(shares)
         return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
@@ -107,7 +107,7 @@ class ValidationMetrics:
     def _partial(self, name: str, values: list[Any]) -> _Partial:
         reducer = self._reducer_of(name)
         arrays = [_number(name, value) for value in values]
-        with np.errstate(all="ignore"):  # NaN and infinities are results as any others
+        with np.errstate(all="ignore"):  # NaN and infinities are valid results
             if reducer is not Reducer.AVG:
                 reduce = _REDUCTIONS[reducer]
                 return reduce([reduce(array) for array in arrays]), 1
@@ -133,10 +133,10 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
     """Return the metrics of a validation by ``evaluate_full_dataset``, with NumPy values in place of tensors.
 
     Args:
-        returned: What ``evaluate_full_dataset`` returned, on the chief.
+        returned: The return value of ``evaluate_full_dataset``, on the chief.
 
     Raises:
-        NoMetricsError: It is not a dictionary.
+        NoMetricsError: The value is not a dictionary.
         ArgumentTypeError: A metric cannot be written as JSON.
     """
     on_host: Metrics = to_host(metrics_by_name(returned, "evaluate_full_dataset"))

@@ -1,4 +1,4 @@
-"""The metric that tells whether a validation is better than all before, for the checkpoint policy "best"."""
+"""The metric that decides whether a validation is better than all before, for the checkpoint policy "best"."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pa_trial.user_warnings import warn_user
 
 
 class WatchedMetric:
-    """Compares a metric of each validation with the best one so far, which ``progress`` keeps across checkpoints.
+    """Compares a metric of each validation with the best value so far, which ``progress`` keeps across checkpoints.
 
     NaN is never better, not even than no value at all.
 
     Args:
         name: The name of the metric.
         progress: Keeps the best value.
-        smaller_is_better: Whether the smallest value is the best one, as for a loss; else the largest.
+        smaller_is_better: Whether the smallest value is the best, as for a loss; else the largest.
 
     Example:
         >>> progress = TrialProgress()
@@ -42,11 +42,11 @@ class WatchedMetric:
         """Return whether a validation is better than all before, and keep its value if it is.
 
         Args:
-            metrics: Of the validation.
+            metrics: The metrics of the validation.
 
         Raises:
             InvalidExperimentException: The metric is not among them.
-            ArgumentTypeError: It is not a single number.
+            ArgumentTypeError: Its value is not a single number.
         """
         value, best = self._value(metrics), self._progress.best_metric
         if math.isnan(value) or (best is not None and not (value < best if self.smaller_is_better else value > best)):
@@ -57,7 +57,7 @@ class WatchedMetric:
     def _value(self, metrics: Metrics) -> float:
         if self.name not in metrics:
             raise InvalidExperimentException(
-                f"The validation has no metric {self.name!r}, which should find the best checkpoint.",
+                f"The validation has no metric {self.name!r}, which decides on the best checkpoint.",
                 given=f"the metrics {sorted(metrics)}",
                 do="Pass the name of a validation metric as metric= to init, or pass another checkpoint_policy to fit.",
             )
@@ -65,17 +65,17 @@ class WatchedMetric:
         number = number_of(value)
         if number is None:
             raise ArgumentTypeError(
-                f"The validation metric {self.name!r}, which should find the best checkpoint, is not a single number: "
+                f"The validation metric {self.name!r}, which decides on the best checkpoint, is not a single number: "
                 f"{type(value).__name__} {value!r}.",
-                do="Return one number under this name, or pass the name of another metric as metric= to init.",
+                do="Return a single number under this name, or pass the name of another metric as metric= to init.",
             )
         return number
 
 
 def choose_watched_metric(policy: str, progress: TrialProgress, settings: RunSettings) -> WatchedMetric | None:
-    """Return what tells which checkpoints to save with the policy "best"; None for other policies.
+    """Return the metric that decides which checkpoints to save with the policy "best"; None for other policies.
 
-    Warns where no metric is named: every validation is then followed by a checkpoint, as with the policy "all".
+    It warns if no metric is named: every validation is then followed by a checkpoint, as with the policy "all".
 
     Args:
         policy: The ``checkpoint_policy`` of ``fit``.

@@ -16,7 +16,7 @@ from pa_trial.types import TrainingMetrics
 
 
 class Workload:
-    """Collects the metrics of the batches from one boundary to the next, for one workload after the other.
+    """Collects the metrics of the batches from a boundary to the next, workload by workload.
 
     Args:
         trial: The trial.
@@ -36,7 +36,7 @@ class Workload:
         self._began = perf_counter()
 
     def start(self) -> None:
-        """Begin a workload: what the last one collected is dropped."""
+        """Begin a workload; the metrics of the last workload are dropped."""
         self._reducers.reset()
         self._metrics, self._num_records = WorkloadMetrics(), 0
         self._began = perf_counter()
@@ -46,7 +46,7 @@ class Workload:
 
         Args:
             batch: The batch.
-            returned: What ``train_batch`` returned.
+            returned: The return value of ``train_batch``.
         """
         self._metrics.add(returned)
         self._num_records += self._count_records(batch)
