@@ -269,7 +269,7 @@ _REFUSED: list[tuple[object, str, str]] = [
     ([np.array([1], dtype=">i4")], "state[0]: an array of >i4", ".astype"),
     ([np.array(["x"])], "state[0]: an array of <U1", ".tolist()"),
     ([np.datetime64("2020-01-01")], "state[0]: datetime64", "numpy.datetime64 makes it again"),
-    ([np.longdouble(1)], "state[0]: longdouble", "store what it can be made of"),
+    ([np.longdouble(1)], "state[0]: longdouble", "store values to build it from"),
     ([np.random.default_rng(0)], "state[0]: Generator", "its state_dict()"),
     (_cycle(), "state[1]['again']: a list that contains itself", "without the cycle"),
     (_deep(), "nested 100 levels deep", "less deeply nested"),

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, and are read without running any code from them.
+"""Checkpoints for PyTorch that are written completely or not at all, and that are read without running code from them.
 
 Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.torch_states``.
 """

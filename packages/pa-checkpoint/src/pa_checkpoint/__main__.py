@@ -1,4 +1,4 @@
-"""``python -m pa_checkpoint FIRST SECOND`` says whether two checkpoints hold the same."""
+"""``python -m pa_checkpoint FIRST SECOND`` compares two checkpoints, and prints the first difference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the first entry that differs, or how many are the same, and return the exit status.
+    """Compare two checkpoints on the command line, and return the exit status.
+
+    It prints the first entry that differs, or the number of equal entries. The status is 0 if the checkpoints are
+    equal, 1 if they differ, and 2 if a checkpoint cannot be read.
 
     Args:
-        arguments: What was typed; by default ``sys.argv[1:]``.
+        arguments: The arguments of the command line. The default, None, takes them from ``sys.argv``.
     """
     parser = argparse.ArgumentParser(
         prog="python -m pa_checkpoint",
@@ -24,17 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="Exit status: 0 if they hold the same, 1 if they differ, 2 if one of them cannot be read.",
     )
     for name in ("first", "second"):
-        parser.add_argument(name, help="a checkpoint, or a folder of checkpoints: its newest one")
+        parser.add_argument(name, help="a checkpoint, or a folder, which stands for its newest checkpoint")
     parser.add_argument(
         "--ignore", metavar="PATTERN", action="append", default=[], help="an entry that may differ, such as 'run.*'"
     )
     parser.add_argument(
         "--any-processes",
         action="store_true",
-        help="of training states of pa-core, ignore what follows the number of processes, too",
+        help="in training states of pa-core, also ignore entries that depend on the number of processes",
     )
     parser.add_argument(
-        "--clock", action="store_true", help="of training states of pa-core, compare the times in the history, too"
+        "--clock", action="store_true", help="in training states of pa-core, also compare the times in the history"
     )
     given = parser.parse_args(arguments)
     known = ANY_PROCESSES if given.any_processes else CLOCK

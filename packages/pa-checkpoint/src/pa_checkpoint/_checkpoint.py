@@ -1,4 +1,4 @@
-"""One checkpoint on disk, written by one process or by several together."""
+"""A single checkpoint on disk, which a process writes alone or several processes write together."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _FOLDER, _OUTCOME = "folder", "outcome"
 
 
 class ShareOfFirst:
-    """What the first process does for a checkpoint, or the only one that writes it.
+    """The part of rank 0, or of a single process, in writing a checkpoint.
 
     Args:
-        messages: Those about this checkpoint; None for a process that is alone.
+        messages: The messages about this checkpoint, or None for a single process.
     """
 
     rank: int = 0
@@ -72,7 +72,7 @@ class ShareOfFirst:
 
     @contextmanager
     def telling_outcome(self) -> Generator[None]:
-        """The context in which the checkpoint is written; the others learn how it ends."""
+        """Tell the other processes whether the block, which writes the checkpoint, succeeds."""
         outcome: dict[str, str] = _problem(_NOT_WRITTEN)
         try:
             yield
@@ -81,14 +81,14 @@ class ShareOfFirst:
             outcome = _problem(error)
             raise
         finally:
-            with suppress(RuntimeError):  # whoever passes on the messages is gone
+            with suppress(RuntimeError):  # the process that keeps the messages is gone
                 self._announce("")
                 if self._messages is not None:
                     self._messages.post(_OUTCOME, json.dumps(outcome))
 
     @contextmanager
     def in_folder(self, folder: Path) -> Generator[None]:
-        """The context in which all processes write to a folder, and after which none does.
+        """Let all processes write to a folder within the block; after the block none of them does.
 
         Args:
             folder: The folder.
@@ -97,20 +97,20 @@ class ShareOfFirst:
         try:
             yield
         except Exception:
-            while self._others:  # nobody may write any more when the folder is removed
+            while self._others:  # no process may write any more when the folder is removed
                 with suppress(RuntimeError):
                     self._next_receipt()
             raise
 
     def files_of_others(self, folder: Path) -> dict[str, FileEntry]:
-        """Wait for the other processes, and return the sizes and digests of what they have written.
+        """Wait for the other processes, and return the sizes and digests of the files that they have written.
 
         Args:
-            folder: The folder, as this process sees it.
+            folder: The path of the folder on this process.
 
         Raises:
-            CheckpointError: One of them could not write its files, or wrote them to another disk.
-            RuntimeError: One of them is gone.
+            CheckpointError: A process could not write its files, or wrote them to a different disk.
+            RuntimeError: A process is gone.
         """
         files: dict[str, FileEntry] = {}
         while self._others:
@@ -121,11 +121,13 @@ class ShareOfFirst:
         return files
 
     def _announce(self, folder: str) -> None:
+        """Tell the other processes the name of the folder, which is empty if there is none."""
         if self._messages is not None and not self._is_announced:
             self._is_announced = True
             self._messages.post(_FOLDER, folder)
 
     def _next_receipt(self) -> tuple[int, dict[str, FileEntry]]:
+        """Wait for the next process, and return its rank and its files."""
         messages, rank = self._others.pop(0)
         receipt: dict[str, Any] = json.loads(messages.wait_for(_receipt(rank), rank))
         messages.remove(_receipt(rank))
@@ -135,10 +137,10 @@ class ShareOfFirst:
 
 
 class ShareOfOther:
-    """What each other process does for a checkpoint that several write.
+    """The part of each other rank in writing a checkpoint.
 
     Args:
-        messages: Those about this checkpoint.
+        messages: The messages about this checkpoint.
     """
 
     def __init__(self, messages: RankMessages) -> None:
@@ -150,15 +152,15 @@ class ShareOfOther:
         return self._messages.rank
 
     def write(self, directory: Path, write_files: Callable[[Path], dict[str, FileEntry]]) -> None:
-        """Write the files of this process, hand in the receipt, and return when the checkpoint is there.
+        """Write the files of this process, report them to rank 0, and return when the checkpoint is complete.
 
         Args:
-            directory: Where the checkpoint will be.
-            write_files: Writes them to a folder, and returns their sizes and digests.
+            directory: The path of the checkpoint.
+            write_files: A function that writes the files to a folder, and returns their sizes and digests.
 
         Raises:
-            CheckpointError: They cannot be written, or another process could not do its part.
-            RuntimeError: The first process is gone.
+            CheckpointError: The files cannot be written, or a different process has failed.
+            RuntimeError: Rank 0 is gone.
         """
         name = self._messages.wait_for(_FOLDER, 0)
         problem: CheckpointError | None = None
@@ -172,6 +174,7 @@ class ShareOfOther:
             raise CheckpointError(**outcome) from problem
 
     def _write(self, folder: Path, write_files: Callable[[Path], dict[str, FileEntry]]) -> None:
+        """Write the files of this process, and report them or the error."""
         receipt: dict[str, Any] = _problem(_NOT_WRITTEN)
         try:
             if not folder.is_dir():
@@ -186,7 +189,7 @@ class ShareOfOther:
 
 
 def _problem(error: Exception) -> dict[str, str]:
-    """What the processes tell each other of an error."""
+    """Return the parts of an error as a message to the other processes."""
     if not isinstance(error, CheckpointError):
         found = f"{type(error).__name__}: {error}"
         error = CheckpointError(_NOT_WRITTEN.problem, found, _NOT_WRITTEN.expected, _NOT_WRITTEN.do)
@@ -194,22 +197,25 @@ def _problem(error: Exception) -> dict[str, str]:
 
 
 def _receipt(rank: int) -> str:
+    """Return the name of the message with the files of a rank."""
     return f"receipt/{rank}"
 
 
 _NOT_WRITTEN = CheckpointError(
     "A process did not finish its part of the checkpoint; nothing that was there before is lost.",
     given="interrupted while it wrote",
-    do="See what that process printed last.",
+    do="See the last lines that this process printed.",
 )
 
 
 def _require_visible(path: Path, entry: FileEntry, rank: int) -> None:
+    """Raise an error if a file of a rank is not visible on this process."""
     if not path.is_file() or path.stat().st_size != entry.bytes:
         raise _not_shared(path, f"rank {rank} has written {entry.bytes} bytes, which are not there")
 
 
 def _not_shared(path: Path, found: str) -> CheckpointError:
+    """Return the error for processes that see different disks."""
     return CheckpointError(
         "The processes do not see the same folder of checkpoints.",
         given=f"{path}: {found}",
@@ -218,14 +224,14 @@ def _not_shared(path: Path, found: str) -> CheckpointError:
 
 
 EntriesOfPieces = Mapping[str, Mapping[str, TensorEntry]]
-"""By the names of the files with pieces, what is in them."""
+"""By the names of the files with pieces, the headers of these files."""
 
 
 def entries_of_pieces(folder: Path, files: Iterable[str]) -> EntriesOfPieces:
-    """Return what the files with pieces say of them.
+    """Return the headers of the files with pieces.
 
     Args:
-        folder: Where the files are.
+        folder: The folder of the files.
         files: The names of all files that were written to the folder.
 
     Raises:
@@ -239,14 +245,14 @@ def entries_of_pieces(folder: Path, files: Iterable[str]) -> EntriesOfPieces:
 
 
 def document_with_places(document: JsonValue, entries: EntriesOfPieces) -> JsonValue:
-    """Return the document of a part with the files in which its pieces are: of what changes, or of what is linked.
+    """Return the document of a part, with the names of the files that contain its pieces.
 
     Args:
-        document: As ``encode`` made it on this process.
-        entries: What the processes have written.
+        document: The document that ``encode`` has made on this process.
+        entries: The headers of the written files.
 
     Raises:
-        CheckpointError: The files do not have the pieces that this process expects of the others.
+        CheckpointError: The files lack pieces that this process expects of the others.
     """
     if isinstance(document, list):
         return [document_with_places(item, entries) for item in document]
@@ -255,10 +261,11 @@ def document_with_places(document: JsonValue, entries: EntriesOfPieces) -> JsonV
     if "$sharded" not in document:
         return {key: document_with_places(item, entries) for key, item in document.items()}
     tensor: dict[str, Any] = document
-    return {**tensor, "pieces": [{**one, "file": _file_of(one, tensor, entries)} for one in tensor["pieces"]]}
+    return {**tensor, "pieces": [{**piece, "file": _file_of(piece, tensor, entries)} for piece in tensor["pieces"]]}
 
 
 def _file_of(piece: Mapping[str, Any], tensor: Mapping[str, Any], entries: EntriesOfPieces) -> str:
+    """Return the name of the file with a piece."""
     expected: str = piece["file"]
     for file in (expected, expected.replace(".", ".constant.", 1)):
         entry = entries.get(file, {}).get(tensor["$sharded"])
@@ -267,7 +274,7 @@ def _file_of(piece: Mapping[str, Any], tensor: Mapping[str, Any], entries: Entri
     raise CheckpointError(
         "The processes do not have the same sharded tensors, so together they do not make a checkpoint.",
         given=f"in {expected}, no piece of {tensor['$sharded']} such as rank 0 expects",
-        do="Make the model, the optimizer and what is registered to be saved the same on each process.",
+        do="Make the model, the optimizer and all other saved objects the same on each process.",
     )
 
 
@@ -282,14 +289,15 @@ _ContentT = TypeVar("_ContentT")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that ``load`` has read; ``checkpoint[name]`` is a part of it.
+    """Hold a checkpoint that was read with ``load``; ``checkpoint[name]`` returns a part.
 
     Attributes:
-        path: The directory, as it was passed.
-        summary: What the writer said about the checkpoint; at least ``sequence``, its place in the order of its folder.
-        parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
+        path: The directory, as it was passed to ``load``.
+        summary: The plain values that were saved with the checkpoint. They contain at least ``"sequence"``, its
+            position in the order of its folder.
+        parts: The saved values by name. Tensors are on the CPU, writable, and independent of the files. Tensors that
             several processes have saved in pieces are whole.
-        digest: The SHA-256 digest of the manifest, which is another one where anything in the checkpoint is.
+        digest: The SHA-256 digest of the manifest. Two checkpoints with the same digest have the same content.
 
     Example:
         >>> import tempfile, torch
@@ -324,25 +332,25 @@ def write_checkpoint(
     linkable: LinkableFiles | None = None,
     share: ShareOfFirst | None = None,
 ) -> None:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint completely or not at all.
 
-    It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
-    fails, including a full disk or an interrupt, the existing checkpoint stays. May run in its own thread while the
-    training continues, if nothing changes the tensors meanwhile.
+    The files go to a hidden folder next to the path, are flushed to the disk, and the folder is renamed in a single
+    step. If anything fails, including a full disk or an interrupt, an existing checkpoint stays. The function may run
+    in a thread while training continues, if the tensors do not change in the meantime.
 
     Args:
-        directory: Its path, which may be free, an empty folder, or a checkpoint, which is then replaced: at every
-            instant ``load`` finds the old or the new one. Missing folders above it are made.
-        parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
-            come to the host one at a time.
-        summary: What can be known about the checkpoint without reading it.
-        constant: The names of tensors that get separate files, for the files of an earlier checkpoint in the same
-            folder to be linked where they are equal.
-        linkable: What is known about these files; None for nothing.
-        share: What this process does where others write the checkpoint with it, each with ``write_pieces``.
+        directory: The path: free, an empty folder, or a checkpoint, which is replaced. At every instant ``load`` finds
+            the old or the new checkpoint. Missing folders above it are created.
+        parts: Values, or the results of ``encode``, by names that are identifiers. Tensors on an accelerator are copied
+            to the host one at a time.
+        summary: Plain values that can be read without the tensors.
+        constant: The names of tensors that go to separate files, so that equal files of an earlier checkpoint in the
+            same folder can be linked.
+        linkable: The known files of earlier checkpoints, or None.
+        share: The part of this process, if the other processes call ``write_pieces``.
 
     Raises:
-        CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
+        CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full.
     """
     target = Path(os.path.realpath(directory))
     check_summary(summary)
@@ -366,14 +374,14 @@ def write_checkpoint(
 def write_pieces(
     folder: Path, parts: Mapping[str, Encoded], rank: int, constant: Collection[str], linkable: LinkableFiles
 ) -> dict[str, FileEntry]:
-    """Write what this process has of a checkpoint that the first process publishes, and return what is in which file.
+    """Write the pieces of this process for a checkpoint that rank 0 publishes, and return the written files.
 
     Args:
-        folder: The folder that the first process has made.
-        parts: What ``encode`` made of its parts, by name, without the tensors that the first process writes.
+        folder: The folder that rank 0 has created.
+        parts: The results of ``encode`` by name, without the tensors that rank 0 writes.
         rank: The rank of this process.
-        constant: As for ``write_checkpoint``.
-        linkable: As for ``write_checkpoint``.
+        constant: The names of tensors that go to separate files, so that equal files can be linked.
+        linkable: The known files of earlier checkpoints.
 
     Raises:
         CheckpointError: The pieces could not be written.
@@ -385,19 +393,40 @@ def write_pieces(
 
 
 def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares: bool = False) -> Checkpoint:
-    """Read a checkpoint without running any code from it.
+    """Read a checkpoint and verify it, without running any code from its files.
+
+    Unlike ``torch.load`` it unpickles nothing, so files from strangers are safe to read. The digest of each file is
+    compared with the manifest, so a damaged file raises an error instead of changing a weight silently. It may be
+    called while another process replaces the checkpoint: it returns the old or the new content.
 
     Args:
-        path: Its directory.
-        verify: Whether every file is compared with its digest. The manifest and the sizes always are.
-        lazy: Whether tensors that several processes have saved in pieces stay on disk, each as a ``StoredTensor``,
-            from which each process reads what it has of it. Otherwise they are put together, in memory for all of it.
-        in_shares: Whether all processes of ``torch.distributed`` load it now, and each verifies only its share of the
-            files with pieces. Have them tell each other what they have found, as damage is an error on one of them.
+        path: The directory of the checkpoint.
+        verify: Whether to compare all files with their digests. The default is True. Pass False for speed if the files
+            were verified before; the manifest and the sizes are always checked.
+        lazy: Whether tensors that several processes saved in pieces stay on disk, each as a ``StoredTensor``, from
+            which each process reads only its piece. The default, False, builds whole tensors in memory. Pass True if a
+            model does not fit the memory of a process.
+        in_shares: Whether all processes of ``torch.distributed`` make this call now, and each of them verifies only its
+            share of the files with pieces, which is faster. The default is False. An error then occurs on a single
+            process, so exchange the outcome before you continue.
+
+    Returns:
+        The checkpoint. Its tensors are on the CPU.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint.
-        CheckpointError: It is damaged, or was written in a newer format.
+        CheckpointNotFoundError: There is no checkpoint at the path.
+        CheckpointError: The checkpoint is damaged, or was written in a newer format.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_checkpoint import save
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> save(f"{folder.name}/step_480", {"model": model.state_dict(), "step": 480})
+        >>> checkpoint = load(f"{folder.name}/step_480")
+        >>> model.load_state_dict(checkpoint["model"]), checkpoint["step"]
+        (<All keys matched successfully>, 480)
+        >>> folder.cleanup()
     """
     path = Path(path)
     share = (dist.get_rank(), dist.get_world_size()) if in_shares and dist.is_initialized() else (0, 1)
@@ -415,25 +444,29 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether there is a checkpoint at the path, whole or damaged."""
+    """Return whether there is a checkpoint at a path, complete or damaged."""
     return has_manifest(located(Path(path)))
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare what is in the folder with what the manifest lists, by name and size.
+    """Compare the names and sizes of the files in a folder with the manifest.
 
     Raises:
-        CheckpointError: A file is missing, has another size, or does not belong there. Hidden files, which file
-            managers and network file systems leave behind, do not matter. Content that others write may be added to.
+        CheckpointError: A file is missing, has a different size, or does not belong to the checkpoint. Hidden files,
+            which file managers and network file systems leave behind, are ignored. If the content is not made by
+            ``save``, further files are allowed.
     """
     for name, entry in manifest.files.items():
         _check_file(folder / name, entry)
     for path in sorted(folder.iterdir()) if DOCUMENTS in manifest.files else ():
         if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
-            raise damage(path, "something that does not belong to the checkpoint", f"{MANIFEST} and what it lists")
+            raise damage(
+                path, "something that does not belong to the checkpoint", f"{MANIFEST} and the files that it lists"
+            )
 
 
 def _check_file(path: Path, entry: FileEntry) -> None:
+    """Compare the size of a file with its entry in the manifest."""
     try:
         found = path.stat()
     except OSError as error:
@@ -445,11 +478,11 @@ def _check_file(path: Path, entry: FileEntry) -> None:
 
 
 def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
-    """Have files of any content reach the disk, and write the manifest that lists them.
+    """Flush files of any content to the disk, and write a manifest that lists them.
 
     Args:
-        folder: Where the files are.
-        summary: As for ``write_checkpoint``.
+        folder: The folder of the files.
+        summary: Plain values that can be read without the files.
 
     Raises:
         CheckpointError: The summary cannot be stored.
@@ -465,14 +498,21 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
 
 
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
-    """Compare the files of a checkpoint with their digests, no matter what they hold, and return its own digest.
+    """Compare the files of a checkpoint with their digests, and return the digest of the checkpoint.
+
+    Use it after copying a checkpoint, or before deleting an older copy. It works for any content, including directories
+    of ``Folder.writing``, and needs little memory, since it keeps nothing that it reads.
 
     Args:
-        path: Its directory, which ``Folder.writing`` may have made.
-        wanted: Whether a file, of which it is told the name, is compared; by default each is.
+        path: The directory of the checkpoint.
+        wanted: A function that is called with the name of a file, and returns whether to compare it. By default all
+            files are compared.
+
+    Returns:
+        The SHA-256 digest of the manifest, in hexadecimal: the ``digest`` of the ``Checkpoint``.
 
     Raises:
-        CheckpointError: A file, or the manifest, is missing or not as it was written.
+        CheckpointError: A file or the manifest is missing or damaged.
 
     Example:
         >>> import tempfile
@@ -494,6 +534,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
 
 
 def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool, lazy: bool) -> Checkpoint:
+    """Read the checkpoint in a folder."""
     if not folder.is_dir():
         raise CheckpointNotFoundError(
             "There is no checkpoint.",
@@ -540,6 +581,7 @@ def _pass_over(file: DigestingReader, size: int) -> None:
 
 
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
+    """Return the documents of all parts."""
     documents: object = json.loads(file.read(size))
     if not isinstance(documents, dict):
         raise ValueError(f"a {type(documents).__name__} instead of an object")
@@ -549,6 +591,7 @@ def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
 def _read_file(
     path: Path, entry: FileEntry, reader: Callable[[DigestingReader, int], _ContentT], *, verify: bool
 ) -> _ContentT:
+    """Read a file with a function, and verify its digest."""
     try:
         with path.open("rb") as opened:
             file = DigestingReader(opened, verify=verify)
@@ -563,7 +606,7 @@ def _read_file(
 
 
 class _Constant(NamedTuple):
-    """The tensors that may be linked: their names, and where to."""
+    """The names of the tensors that may be linked, the files to link to, and their folder."""
 
     names: frozenset[str]
     linkable: LinkableFiles
@@ -573,7 +616,7 @@ class _Constant(NamedTuple):
 def _write_tensor_files(
     folder: Path, parts: Mapping[str, Encoded], rank: int, constant: _Constant
 ) -> dict[str, FileEntry]:
-    """Write the tensors of each part, and the pieces that this process has, and return what is in which file."""
+    """Write the tensors of each part and the pieces of this process, and return the files."""
     files: dict[str, FileEntry] = {}
     for name, part in parts.items():
         _write_or_link(folder / (name + TENSORS), folder / (name + CONSTANT + TENSORS), part.tensors, constant, files)
@@ -586,7 +629,7 @@ def _write_tensor_files(
 def _write_or_link(
     path: Path, constant_path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
 ) -> None:
-    """Write tensors, of which those that have probably not changed are shared with an earlier checkpoint."""
+    """Write tensors; those that have probably not changed share a file with an earlier checkpoint."""
     linkable = constant.linkable
     linked = linkable.select(constant_path.name, tensors, constant.names)
     entry = linkable.link(constant_path, linked, constant.folder) if linked else None
@@ -605,7 +648,7 @@ def _write_or_link(
 def _write_index(
     folder: Path, parts: Mapping[str, Encoded], files: dict[str, FileEntry], summary: Mapping[str, JsonScalar]
 ) -> None:
-    """Write what tells where everything is, the manifest last."""
+    """Write the documents and, as the last file, the manifest."""
     entries = entries_of_pieces(folder, files)
     documents = {
         name: document_with_places(part.document, entries) if part.pieces else part.document
@@ -621,7 +664,7 @@ def _write_index(
 def _write_manifest(
     folder: Path, summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int
 ) -> None:
-    """Write the manifest, and read it back: what cannot be read is not published."""
+    """Write the manifest and read it back, so that an unreadable manifest is not published."""
     text = manifest_text(summary, files, version)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
     try:
@@ -639,15 +682,16 @@ def _write_manifest(
 
 
 def _cannot_list(path: Path) -> CheckpointError:
+    """Return the error for an entry that a manifest cannot list."""
     return CheckpointError(
         "A checkpoint that is listed in a manifest has files alone.",
         given=f"{path.name}, {'which is the name of the manifest' if path.name == MANIFEST else 'a folder'}",
-        do="Rename the file, put what is in a folder next to it, or leave out the summary.",
+        do="Rename the file, move the files of a folder next to it, or leave out the summary.",
     )
 
 
 def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) -> None:
-    """One JSON object, with a line for each part."""
+    """Write the documents as a JSON object, with a line for each part."""
     opening = "{"
     for name, document in documents.items():
         text = json.dumps(document, ensure_ascii=False, allow_nan=False)
@@ -657,7 +701,7 @@ def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) 
 
 
 def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEntry:
-    """Have a file reach the disk."""
+    """Write a file, and flush it to the disk."""
     with path.open("xb") as opened:
         file = DigestingWriter(opened)
         write(file)
@@ -667,6 +711,7 @@ def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEnt
 
 
 def _check_names(names: Iterable[str]) -> None:
+    """Raise an error for the name of a part that is not an identifier or not unique."""
     seen: set[str] = set()
     for name in names:
         if not (name.isascii() and name.isidentifier()) or name.lower() in seen:
@@ -680,6 +725,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _check_place(target: Path) -> None:
+    """Raise an error if a path is in use by something that is not a checkpoint."""
     if is_checkpoint(target) or not target.exists():
         return
     if not target.is_dir() or any(target.iterdir()):
@@ -687,12 +733,13 @@ def _check_place(target: Path) -> None:
             "There is something else where a checkpoint is to be written.",
             given=f"{target}, a {'folder that is not a checkpoint' if target.is_dir() else 'file'}",
             expected="a free path, an empty folder or a checkpoint, which is then replaced",
-            do="Choose another path, or move away what is there.",
+            do="Choose another path, or move away the present content.",
         )
 
 
 def _cannot_write(target: Path, error: OSError, parts: Mapping[str, Encoded]) -> CheckpointError:
-    needed = sum(one.nbytes for part in parts.values() for one in part.all_tensors().values())
+    """Return the error for a checkpoint that could not be written."""
+    needed = sum(tensor.nbytes for part in parts.values() for tensor in part.all_tensors().values())
     return CheckpointError(
         "The checkpoint could not be written; nothing that was there before is lost.",
         given=f"{target}, whose tensors take {needed:,} bytes{_free_space(target)}: {error}",
@@ -701,6 +748,7 @@ def _cannot_write(target: Path, error: OSError, parts: Mapping[str, Encoded]) ->
 
 
 def _free_space(target: Path) -> str:
+    """Return the free space of the disk in words."""
     for folder in target.parents:
         with contextlib.suppress(OSError):  # the folder does not exist, or may not be looked at
             return f", on a disk with {shutil.disk_usage(folder).free:,} free bytes"

@@ -1,4 +1,4 @@
-"""Two checkpoints compared, entry by entry and bit by bit."""
+"""Comparison of two checkpoints, entry by entry and bit by bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pa_checkpoint._errors import CheckpointNotFoundError, written_out
 from pa_checkpoint._folder import Folder
 
 CLOCK: tuple[str, ...] = ("history.clock.seconds", "history.metrics.*.seconds")
-"""What follows the clock in a training state of ``pa_core``, for ``compare`` to ignore."""
+"""Patterns for ``compare`` of the entries with times in a training state of ``pa_core``, which differ in equal runs."""
 
 ANY_PROCESSES: tuple[str, ...] = (
     *CLOCK,
@@ -25,19 +25,20 @@ ANY_PROCESSES: tuple[str, ...] = (
     "run.settings.gradient_accumulation_steps",
     "run.settings.num_processes",
 )
-"""What follows the clock and the number of processes in a training state of ``pa_core``, for ``compare`` to ignore."""
+"""Patterns for ``compare`` of the entries in a training state of ``pa_core`` that depend on times or processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first entry in which two checkpoints differ, and how; ``str`` of it is one line.
+    """Describe the first entry in which two checkpoints differ. ``str`` returns it as a line.
 
     Attributes:
-        entry: Its path in the parts.
-        found: What is in either, or how many elements of a tensor differ, and by how much.
+        entry: The path of the entry in the parts, for example ``"optimizer.param_groups.0.lr"``.
+        found: The two values or, for a tensor, how many elements differ and by how much.
 
     Example:
-        >>> print(Difference("optimizer.param_groups.0.lr", "0.1 in the first, 0.2 in the second"))
+        >>> difference = Difference("optimizer.param_groups.0.lr", "0.1 in the first, 0.2 in the second")
+        >>> print(difference)
         optimizer.param_groups.0.lr: 0.1 in the first, 0.2 in the second
     """
 
@@ -50,26 +51,30 @@ class Difference:
 
 
 def compare(first: str | Path, second: str | Path, ignore: str | Iterable[str] = ()) -> Difference | None:
-    """Return the first entry in which two checkpoints differ; None where they hold the same.
+    """Return the first entry in which two checkpoints differ, or None if they are equal.
 
-    Every bit counts: a NaN is equal to the same NaN, and -0.0 is not equal to 0.0. The order of the keys of a
-    dictionary, and the summaries, do not. ``python -m pa_checkpoint`` does this on the command line.
+    Use it to check that a run is reproducible, or that a resumed run gives the same result as a run without a break.
+    Every bit counts: -0.0 differs from 0.0, and a NaN only equals the same NaN. The order of dictionary keys and
+    the summaries are not compared. ``python -m pa_checkpoint FIRST SECOND`` does the same on the command line.
 
     Args:
-        first: The directory of a checkpoint, or a folder of checkpoints, which stands for the newest one.
-        second: The other one.
-        ignore: Paths of entries that may differ, with everything in them, such as ``"run.seed"``. In a path, ``*`` is
-            any text. ``ANY_PROCESSES`` is for training states of ``pa_core``.
+        first: The directory of a checkpoint, or a folder of checkpoints, which stands for its newest checkpoint.
+        second: The directory or folder to compare with.
+        ignore: A pattern, or several, of paths of entries that may differ, for example ``"run.seed"``. The entries
+            below a path are ignored, too. ``*`` in a pattern matches any text. By default nothing is ignored.
+
+    Returns:
+        The first difference, in the order of the first checkpoint, or None.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint.
-        CheckpointError: One of them is damaged, or was written in a newer format.
+        CheckpointNotFoundError: There is no checkpoint at a path.
+        CheckpointError: A checkpoint is damaged, or was written in a newer format.
 
     Example:
         >>> import tempfile
         >>> from pa_checkpoint import save
         >>> folder = tempfile.TemporaryDirectory()
-        >>> paths = [Path(folder.name, name) for name in ("one", "other")]
+        >>> paths = [Path(folder.name, name) for name in ("first", "second")]
         >>> for path, last in zip(paths, (3.0, 3.5)):
         ...     save(path, {"model": {"weight": torch.tensor([1.0, 2.0, last])}, "seconds": last})
         >>> print(compare(*paths))
@@ -82,12 +87,13 @@ def compare(first: str | Path, second: str | Path, ignore: str | Iterable[str] =
 
 
 def compare_entries(first: str | Path, second: str | Path, ignore: str | Iterable[str]) -> Generator[Difference | None]:
-    """Yield for each entry how it differs, or None, in the order of the first checkpoint; arguments as above."""
+    """Yield the difference of each entry, or None, in the order of the first checkpoint, as ``compare`` describes."""
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     return _walk("", _read(first).parts, _read(second).parts, patterns)
 
 
 def _read(path: str | Path) -> Checkpoint:
+    """Return the checkpoint at a path, or the newest in a folder."""
     if is_checkpoint(path) or not Path(path).is_dir():
         return load(path)
     if (newest := Folder(path).newest()) is None:
@@ -97,6 +103,7 @@ def _read(path: str | Path) -> Checkpoint:
 
 
 def _walk(path: str, first: Any, second: Any, ignore: tuple[str, ...]) -> Generator[Difference | None]:
+    """Yield the differences of two values and of all entries in them."""
     if any(fnmatchcase(path, pattern) for pattern in ignore):
         return
     if type(first) is not type(second) or not isinstance(first, dict | list | tuple):
@@ -109,18 +116,18 @@ def _walk(path: str, first: Any, second: Any, ignore: tuple[str, ...]) -> Genera
 
 
 class _Nothing:
-    """Stands for an entry that one of the two lacks."""
+    """Stands for an entry that a checkpoint lacks."""
 
 
 class _Place(NamedTuple):
-    """The key of an entry with its type, or the name of an attribute, which an entry may have as well."""
+    """The key of an entry with its type, or the name of an attribute, which may be the same text."""
 
     kind: object
     name: Any
 
 
 def _entries(container: Any) -> dict[_Place, Any]:
-    """What is in a container by keys or positions, and the attributes that a dictionary may have."""
+    """Return the entries of a container by keys or positions, and the attributes of a dictionary."""
     items: Any = container if hasattr(container, "keys") else enumerate(container)
     attributes: dict[str, Any] = getattr(container, "__dict__", {})
     return {
@@ -130,9 +137,10 @@ def _entries(container: Any) -> dict[_Place, Any]:
 
 
 def _difference(path: str, first: Any, second: Any) -> Difference | None:
-    one, other = _shown(first), _shown(second)
-    if one != other:
-        return Difference(path, f"{one} in the first, {other} in the second")
+    """Return the difference of two values without entries."""
+    former, latter = _shown(first), _shown(second)
+    if former != latter:
+        return Difference(path, f"{former} in the first, {latter} in the second")
     if not hasattr(first, "shape"):
         return None
     tensors = [torch.as_tensor(value).contiguous() for value in (first, second)]
@@ -150,7 +158,7 @@ def _difference(path: str, first: Any, second: Any) -> Difference | None:
 
 
 def _shown(value: Any) -> str:
-    """What tells a value from all others; only tensors and arrays also need their elements compared."""
+    """Return a text that identifies a value, except for the elements of tensors and arrays."""
     if value is _Nothing:
         return "nothing"
     kind = type(value).__name__
@@ -163,7 +171,7 @@ def _shown(value: Any) -> str:
 
 
 def _exact(value: object) -> str:
-    """The ``repr`` of a value, even for an integer that has more digits than Python writes out."""
+    """Return the ``repr`` of a value, even for an integer that has more digits than Python writes out."""
     try:
         return repr(value)
     except ValueError:

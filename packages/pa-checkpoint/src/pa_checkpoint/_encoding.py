@@ -1,4 +1,4 @@
-"""Values as JSON and tensors, so that they can be stored and come back exactly, without unpickling anything."""
+"""Values as JSON and tensors, which can be stored and restored exactly without unpickling anything."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ JsonScalar: TypeAlias = bool | int | float | str | None
 JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
 
 _MAX_DEPTH = 100
-"""Of nested containers: JSON and pickle go down recursively, and Python's stack ends somewhere below a thousand."""
+"""The deepest nesting of containers: JSON and pickle are recursive, and Python's stack is limited."""
 _EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
 
 class Encoded(NamedTuple):
-    """A value in two parts: a document for a JSON file, and the tensors that it mentions by name.
+    """A value in two parts: a document for a JSON file, and the tensors that the document mentions by name.
 
     Attributes:
-        document: Holds no object of the encoded value, so later changes of that do not reach it.
-        tensors: The tensors themselves, detached and not copied. A name is the path to the first place where the
-            tensor was found.
-        pieces: What this process has of tensors that are sharded over processes, by such names.
+        document: The document. It shares no object with the value, so later changes do not reach it.
+        tensors: The tensors, detached and not copied. A name is the path to the first place where the tensor was found.
+        pieces: The pieces of this process, of tensors that are sharded over processes, by such names.
 
     Example:
         >>> encoded = encode({"weight": torch.ones(2), "step": (3, 0.5)}, "model")
@@ -74,39 +73,39 @@ class Encoded(NamedTuple):
         return {**self.tensors, **self.pieces_written_here()}
 
     def without_tensors(self) -> Encoded:
-        """Return what each process but the first writes of a checkpoint that several write together: pieces alone."""
+        """Return a copy without tensors, as each process but rank 0 needs it: those processes write only pieces."""
         return Encoded(self.document, {}, self.pieces)
 
     def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
-        """Return the same with copies in the place of what this process writes.
+        """Return the same value with copies of the tensors that this process writes.
 
         Args:
-            copies: One for each of ``all_tensors()``, by name.
+            copies: A copy of each of ``all_tensors()``, by name.
         """
         pieces = {name: piece._replace(tensor=copies.get(name, piece.tensor)) for name, piece in self.pieces.items()}
         return Encoded(self.document, {name: copies[name] for name in self.tensors}, pieces)
 
 
 def encode(value: object, where: str) -> Encoded:
-    """Take a value apart into a JSON document and tensors; ``decode`` builds it again, exactly.
+    """Split a value into a JSON document and tensors, from which ``decode`` restores it exactly.
 
-    Accepted are None, booleans, numbers, strings, bytes, torch's sizes, dtypes and devices, tensors and parameters,
-    numpy's arrays and numbers, and lists, tuples, sets and dictionaries (also ``OrderedDict`` and ``Counter``) of
-    all these. Of a tensor its values, dtype, shape and strides are kept: a parameter and what requires a gradient
-    become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and come
-    back as one. A number of numpy becomes Python's. Where elements of a tensor share memory, as after ``expand``,
-    each gets its own.
+    Allowed are None, booleans, numbers, strings, bytes, sizes, dtypes and devices of torch, tensors and parameters,
+    arrays and numbers of NumPy, and lists, tuples, sets and dictionaries (including ``OrderedDict`` and ``Counter``) of
+    all these. A tensor keeps its values, dtype, shape and strides; a parameter, and a tensor that requires a gradient,
+    become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and restored as
+    a single tensor. A number of NumPy becomes a number of Python. Elements that share memory, as after ``expand``, are
+    stored separately.
 
-    Of a sharded tensor, this process contributes its piece, and the document says which process has which. All
-    processes must encode the same values then, in the same order; none waits for another. A ``DTensor`` that each
-    process has as a whole is stored as a plain tensor.
+    Of a sharded tensor, this process contributes its piece, and the document says which process has which piece. All
+    processes must then encode the same values in the same order; none waits for another. A ``DTensor`` that each
+    process holds completely is stored as a plain tensor.
 
     Args:
-        value: What is to be stored.
-        where: What the caller calls it: the first part of the tensors' names and of the path in a message.
+        value: The value.
+        where: The name of the value: the first part of the names of tensors, and of the paths in messages.
 
     Raises:
-        CheckpointError: Something in ``value`` cannot be stored; the first such entry is named.
+        CheckpointError: An entry cannot be stored. The message names the first such entry.
 
     Example:
         >>> encode({"metrics": [0.5, len]}, "history")
@@ -121,7 +120,7 @@ def encode(value: object, where: str) -> Encoded:
 
 
 class _Place(NamedTuple):
-    """Where in the value something was found."""
+    """The place of an entry in a value."""
 
     shown: str
     """As Python would reach it, for messages."""
@@ -151,7 +150,7 @@ class _Place(NamedTuple):
 
 
 class _Encoder:
-    """One walk through a value that collects its tensors."""
+    """A walk through a value that collects its tensors."""
 
     def __init__(self, part: str) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -203,7 +202,7 @@ class _Encoder:
         if attributes and all(map(_is_plain_key, attributes)):
             document["attributes"] = attributes
         elif attributes:
-            document["attributes"] = {"$dict": [[_str(name), one] for name, one in attributes.items()]}
+            document["attributes"] = {"$dict": [[_str(name), attribute] for name, attribute in attributes.items()]}
         return document
 
     def _items(self, items: Iterable[object], place: _Place) -> list[JsonValue]:
@@ -254,7 +253,7 @@ class _Encoder:
 
     def _free_name(self, place: _Place) -> str:
         name = wanted = place.name.encode("utf-8", "backslashreplace").decode()
-        while name in self.tensors or name in self.pieces or name == "__metadata__":  # safetensors keeps that one
+        while name in self.tensors or name in self.pieces or name == "__metadata__":  # a reserved name
             name = f"{wanted}#{len(self.tensors) + len(self.pieces)}"
         return name
 
@@ -262,7 +261,7 @@ class _Encoder:
         import numpy as np
 
         if kind is np.ndarray:
-            # what is read-only, or has strides that tensors cannot have, is copied
+            # an array that is read-only, or has strides that tensors cannot have, is copied
             fits = value.flags.writeable and value.flags.forc and min(value.strides, default=0) >= 0
             array = value if fits else value.copy()
             try:
@@ -309,10 +308,10 @@ _SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
     torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
     torch.device: lambda value: {"$device": str(value)},
 }
-"""By exact type, how each is written: what a subclass adds would be lost."""
+"""By exact type, the function that writes a value: additions of a subclass would be lost."""
 
 _TENSORS = frozenset({Tensor, nn.Parameter})
-"""The types whose values are stored as tensors, again exact ones."""
+"""The exact types whose values are stored as tensors."""
 
 _CONTAINERS: Mapping[type, str] = {
     list: "",
@@ -322,11 +321,11 @@ _CONTAINERS: Mapping[type, str] = {
     collections.OrderedDict: "$ordered_dict",
     collections.Counter: "$counter",
 }
-"""By exact type, the name that each has in a document."""
+"""By exact type, the name of a container in a document."""
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether it can be written as UTF-8; halves of surrogate pairs cannot."""
+    """Return whether a text can be written as UTF-8, unlike halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -339,7 +338,7 @@ def _is_plain_key(key: str) -> bool:
 
 
 def _refusal_of_type(kind: type, value: object, place: _Place) -> CheckpointError:
-    do = f"Convert the {kind.__qualname__}, or store what it can be made of again: its state_dict(), arguments or name."
+    do = f"Convert the {kind.__qualname__}, or store values to build it from: its state_dict(), arguments or name."
     return place.refusal(
         f"{kind.__qualname__} {written_out(value, reprlib.repr)}", _ADVICE_OF_MOMENTS.get(kind.__name__, do)
     )
@@ -356,19 +355,19 @@ def decode(
     tensors: Mapping[str, Tensor],
     files: Mapping[str, PieceFile] = MappingProxyType({}),
 ) -> Any:
-    """Rebuild what ``encode`` took apart.
+    """Restore a value from the results of ``encode``.
 
-    What is built takes memory in proportion to the document and the tensors, no matter what the document says.
+    The restored value takes memory in proportion to the document and the tensors, even if the document is forged.
 
     Args:
-        document: ``Encoded.document``.
-        tensors: The tensors of the document by name; they become part of what is returned, uncopied except where
-            the original had other strides.
-        files: The files of pieces by name. What is in them stays there: the document has a ``StoredTensor`` for each
+        document: The document.
+        tensors: The tensors of the document by name. The value contains them without a copy, unless the original had
+            different strides.
+        files: The files of pieces by name. Their content stays on disk: the value has a ``StoredTensor`` for each
             tensor that was saved in pieces.
 
     Raises:
-        Exception: Of any kind; the document is not one that ``encode`` makes, or mentions a tensor that is not there.
+        Exception: An exception of any kind, if the document was not made by ``encode``, or mentions a missing tensor.
 
     Example:
         >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
@@ -381,7 +380,7 @@ _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
 
 
 class _Decoder:
-    """One walk through a document."""
+    """A walk through a document."""
 
     def __init__(self, tensors: Mapping[str, Tensor], files: Mapping[str, PieceFile]) -> None:
         self._tensors = tensors
@@ -415,7 +414,7 @@ class _Decoder:
         return [item if type(item) in _WITHOUT_PARTS else self.decode(item) for item in items]
 
     def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor:
-        """The tensor of that name, the same object for each mention."""
+        """Return the tensor of a name, the same object for each mention."""
         if name not in self._built:
             tensor = self._tensors[name]
             if document.get("complex"):
@@ -426,13 +425,13 @@ class _Decoder:
         return self._built[name]
 
     def _sharded(self, name: str, document: Mapping[str, Any]) -> StoredTensor:
-        """The tensor of that name, whose values stay in the files; the same object for each mention."""
+        """Return the tensor of a name, whose values stay in the files; the same object for each mention."""
         if name not in self._stored:
             dtype = DTYPES[document["dtype"]]
             pieces: list[StoredPiece] = []
-            for one in document["pieces"]:
-                offsets, shape = torch.Size(one["offsets"]), torch.Size(one["shape"])
-                pieces.append(StoredPiece(offsets, shape, self._files[one["file"]].piece(name, dtype, shape)))
+            for described in document["pieces"]:
+                offsets, shape = torch.Size(described["offsets"]), torch.Size(described["shape"])
+                pieces.append(StoredPiece(offsets, shape, self._files[described["file"]].piece(name, dtype, shape)))
             self._stored[name] = StoredTensor(document["shape"], dtype, pieces)
         return self._stored[name]
 

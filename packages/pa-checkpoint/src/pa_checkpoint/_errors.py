@@ -1,4 +1,4 @@
-"""Errors that tell what was given, what was expected and what to do."""
+"""Errors that name the problem, the given value, the expected value and the action to take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing_extensions import override
 _USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
 _QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
 _SHORTEST_SECRET = 3
-"""Characters of a part of a URL that is replaced wherever it is: shorter ones are found in any text."""
+"""The shortest part of a URL, in characters, that is replaced everywhere: shorter parts occur in any text."""
 
 
 def without_secrets(text: str) -> str:
-    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
 
     Args:
         text: A message.
@@ -31,11 +31,11 @@ def without_secrets(text: str) -> str:
 
 
 def message_of(error: BaseException, url: str) -> str:
-    """Return the kind and the text of an error of a library, without what of a URL is secret.
+    """Return the type and the text of an error of a library, without the secret parts of a URL.
 
     Args:
-        error: The error, whose text may have parts of the URL.
-        url: The URL that it is about.
+        error: The error, whose text may contain parts of the URL.
+        url: The URL that the error is about.
     """
     text = without_secrets(f"{type(error).__name__}: {error}")
     for secret in sorted(_secrets_in(url), key=len, reverse=True):
@@ -44,32 +44,42 @@ def message_of(error: BaseException, url: str) -> str:
 
 
 def safe_cause(error: BaseException, url: str) -> BaseException | None:
-    """Return an error as the cause of another one; None if its traceback could show what of a URL is secret.
+    """Return an error for use as a cause, or None if its traceback could show secret parts of a URL.
 
     Args:
         error: The error of a library.
-        url: The URL that it is about.
+        url: The URL that the error is about.
     """
     return error if without_secrets(url) == url else None
 
 
 def _secrets_in(url: str) -> set[str]:
+    """Return the secret parts of a URL."""
     users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
     queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
     return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 class ExplainedError(Exception):
-    """Base of errors that tell what was given, what was expected and what to do.
+    """Describe a problem together with the given value, the expected value and the action to take.
 
-    Where the sentence says it all, as for a number that is out of its range, the other parts are left out. The parts
-    are kept as attributes and in ``args``, so that the error survives the way back from another process.
+    It is the base of the errors of this package; your own errors may derive from it. If the first sentence explains
+    everything, for example that a number is out of its range, leave out the other parts. The parts are attributes, and
+    also in ``args``, so that the error survives pickling between processes. Passwords and queries in URLs are replaced
+    by ``***``.
 
     Args:
-        problem: One sentence that says what is wrong.
-        given: What was found, as text; name the argument as well as its value.
-        expected: What would have been right, where the sentence does not say so.
-        do: What the reader can do about it.
+        problem: A sentence that names the problem.
+        given: The found value, as text, with the name of the argument. The default is an empty text, which is not
+            shown.
+        expected: A description of a correct value, if the sentence does not contain it. Not shown by default.
+        do: The action that solves the problem. Not shown by default.
+
+    Attributes:
+        problem: The sentence that names the problem.
+        given: The found value, or an empty text.
+        expected: The description of a correct value, or an empty text.
+        do: The action that solves the problem, or an empty text.
 
     Example:
         >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
@@ -79,7 +89,7 @@ class ExplainedError(Exception):
           do:       Buy an apple.
     """
 
-    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+    __module__ = "pa_checkpoint"  # tracebacks show the public name
 
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         problem, given, expected, do = map(without_secrets, (problem, given, expected, do))
@@ -96,45 +106,67 @@ class ExplainedError(Exception):
 
 
 class CheckpointError(ExplainedError, RuntimeError):
-    """A checkpoint cannot be written so that it loads again, or the one on disk is not whole.
+    """Report that a checkpoint cannot be written or read.
+
+    Typical causes are a full disk, a value that cannot be stored, and a damaged file. Catch it to continue training
+    although a save has failed, or to try an older checkpoint.
 
     Args:
-        problem: One sentence that says what is wrong.
-        given: What was found.
-        expected: What would have been right, where the sentence does not say so.
-        do: What the reader can do about it.
+        problem: A sentence that names the problem.
+        given: The found value, as text. Not shown if empty.
+        expected: A description of a correct value. Not shown if empty.
+        do: The action that solves the problem. Not shown if empty.
 
     Example:
-        >>> print(CheckpointError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
-        The bag is empty.
-          given:    0 apples
-          expected: some
-          do:       Buy an apple.
+        >>> import tempfile
+        >>> from pa_checkpoint import save
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         save(f"{folder}/step_1", {"callback": print})
+        ...     except CheckpointError as error:
+        ...         print(error.given)
+        callback: builtin_function_or_method <built-in function print>
     """
 
-    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+    __module__ = "pa_checkpoint"  # tracebacks show the public name
 
 
 class FolderInUseError(CheckpointError):
-    """Another process, which is alive, saves its checkpoints into the same folder.
+    """Report that a process that is still alive saves its checkpoints to the same folder.
+
+    ``FolderLock`` raises it. The message names the other process and its machine.
 
     Example:
-        >>> issubclass(FolderInUseError, CheckpointError)
-        True
+        >>> import tempfile
+        >>> from pa_checkpoint import FolderLock
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         with FolderLock(folder):
+        ...             print("training")
+        ...     except FolderInUseError as error:
+        ...         raise SystemExit(str(error))
+        training
     """
 
-    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+    __module__ = "pa_checkpoint"  # tracebacks show the public name
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint where one was to be read.
+    """Report that there is no checkpoint at a path.
+
+    It is also a ``FileNotFoundError``. Catch it to begin a new run where a run might be resumed.
 
     Example:
-        >>> issubclass(CheckpointNotFoundError, CheckpointError), issubclass(CheckpointNotFoundError, FileNotFoundError)
-        (True, True)
+        >>> from pa_checkpoint import load
+        >>> try:
+        ...     step = load("no/such/checkpoint")["step"]
+        ... except CheckpointNotFoundError:
+        ...     step = 0
+        >>> step
+        0
     """
 
-    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+    __module__ = "pa_checkpoint"  # tracebacks show the public name
 
     def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
@@ -146,16 +178,16 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 NOT_OF_THE_FILE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the process lacks when it opens or reads a file, which may be whole."""
+"""The errors of a process that lacks resources to open or read a file; the file itself may be intact."""
 
 
-def damage(path: Path, found: str, expected: str = "what was written") -> CheckpointError:
-    """Return the error for a file that is not as the manifest, or the format, says.
+def damage(path: Path, found: str, expected: str = "the written content") -> CheckpointError:
+    """Return the error for a file that differs from the manifest or from the format.
 
     Args:
         path: The file.
-        found: What is in it.
-        expected: What should be.
+        found: The found content in words.
+        expected: The expected content in words.
     """
     return CheckpointError(
         "The checkpoint is damaged.",
@@ -166,11 +198,11 @@ def damage(path: Path, found: str, expected: str = "what was written") -> Checkp
 
 
 def written_out(value: object, write: Callable[[object], str] = repr) -> str:
-    """Return the ``repr`` of a value of any kind, or its type where Python does not write it out.
+    """Return the ``repr`` of any value, or its type if Python does not write it out.
 
     Args:
-        value: It may be an integer of thousands of digits, or hold some.
-        write: ``repr``, or ``reprlib.repr`` for a short one.
+        value: The value. It may be, or contain, an integer of thousands of digits.
+        write: ``repr``, or ``reprlib.repr`` for a short text.
     """
     try:
         return write(value)

@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, with digests, and directories that are published by one rename."""
+"""Files with digests that are written completely or not at all, and directories that appear through a single rename."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from pa_checkpoint._errors import CheckpointError, damage
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that no reader, and no crash, ever meets half of it.
+    """Write a file so that a reader or a crash never finds half of it.
 
-    The content goes to a temporary file in the same folder, reaches the disk, and takes the file's name in
-    one step. If anything fails, including a full disk or an interrupt, a file that stood there stays as it was. Missing
-    folders are made. A symbolic link stays, and what it points to is replaced.
+    Use it for any file that must survive an interrupt, for example a results file that is replaced after each epoch.
+    The content goes to a temporary file in the same folder, is flushed to the disk, and then takes the name of the file
+    in a single step. If anything fails, for example because of a full disk or Ctrl-C, the previous file keeps its
+    content. Missing folders are created. If the path is a symbolic link, the file that it points to is replaced.
 
     Args:
         path: The file.
-        writer: Called once with a binary file that is open for writing.
+        writer: A function that writes the content. It is called once, with a file that is open for writing in binary
+            mode.
 
     Raises:
-        CheckpointError: Something other than a file is at ``path``, such as a folder.
+        CheckpointError: The path is something other than a file, for example a folder.
+        OSError: The file cannot be written, for example because the disk is full.
 
     Example:
         >>> import tempfile, torch
@@ -59,25 +62,26 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
 
 
 def _target_in_folder(path: str | Path) -> Path:
+    """Return the file behind a path, after creating its folder."""
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         raise CheckpointError(
             "There is something else where a file is to be written.",
             given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
-            do="Add a file name to the path, or choose another one.",
+            do="Add a file name to the path, or choose another path.",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def sync_file(path: Path) -> None:
-    """Have what is in a file reach the disk."""
+    """Flush the content of a file to the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in the folder reach the disk, where the system knows such a thing."""
+    """Flush the names in a folder to the disk, on systems that support it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -95,10 +99,10 @@ _WRITE_BACK = 1 << 25  # bytes
 
 
 class DigestingWriter:
-    """Hashes what it writes.
+    """Writes to a file and hashes the content.
 
     Args:
-        file: Open for writing; None to learn the digest alone.
+        file: A file that is open for writing, or None to compute the digest only.
     """
 
     def __init__(self, file: BufferedWriter | None) -> None:
@@ -110,11 +114,11 @@ class DigestingWriter:
 
     @property
     def sha256(self) -> str:
-        """The digest of all that was written."""
+        """The digest of the written content."""
         return self._hash.hexdigest()
 
     def write(self, content: bytes | memoryview) -> None:
-        """Write and hash piece by piece; other threads run meanwhile."""
+        """Write and hash some content in chunks, so that other threads can run."""
         view = memoryview(content)
         for start in range(0, len(view), _CHUNK):
             chunk = view[start : start + _CHUNK]
@@ -125,7 +129,7 @@ class DigestingWriter:
                 self._write_back(self._file.fileno())
 
     def _write_back(self, descriptor: int) -> None:
-        """Have the disk write while more is hashed, so that little is left for the end: this call does not wait."""
+        """Start to write cached content to the disk without waiting, so that little is left at the end."""
         size = self.size - self._written_back
         if size >= _WRITE_BACK and sys.platform == "linux":
             os.posix_fadvise(descriptor, self._written_back, size, os.POSIX_FADV_DONTNEED)
@@ -139,11 +143,11 @@ def sha256_of(path: Path) -> str:
 
 
 class DigestingReader:
-    """Hashes what it reads.
+    """Reads a file and hashes the content.
 
     Args:
-        file: Open for reading.
-        verify: Without it nothing is hashed, and ``sha256`` is the digest of nothing.
+        file: A file that is open for reading.
+        verify: Whether to hash. Without it, ``sha256`` is the digest of empty content.
     """
 
     def __init__(self, file: BufferedReader, *, verify: bool) -> None:
@@ -153,18 +157,18 @@ class DigestingReader:
 
     @property
     def sha256(self) -> str:
-        """The digest of all that was read."""
+        """The digest of the read content."""
         return self._hash.hexdigest()
 
     def read(self, size: int = -1) -> bytes:
-        """Read this many bytes, or as many as there are; all that is left without a size."""
+        """Read so many bytes, or fewer at the end of the file; without a size, read the rest."""
         content = self._file.read(size)
         if self._verify:
             self._hash.update(content)
         return content
 
     def read_into(self, view: memoryview) -> int:
-        """Fill a buffer piece by piece; return how many bytes there were."""
+        """Fill a buffer in chunks, and return the number of bytes."""
         filled = 0
         while filled < len(view):
             chunk = view[filled : filled + _CHUNK]
@@ -184,11 +188,11 @@ _HIDDEN = re.compile(r"\.(?P<kind>staging|removed)\.(?P<key>[0-9a-f]{12})\.[0-9a
 
 @contextlib.contextmanager
 def staged(target: Path, run: str) -> Generator[Path]:
-    """Make a folder in which to build what is to be at ``target``; remove it when that fails.
+    """Create a hidden folder for the content of a directory, and remove it after an error.
 
     Args:
-        target: An absolute path.
-        run: Who writes.
+        target: The absolute path of the directory.
+        run: The run that writes.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = _hidden(target, run, "staging")
@@ -202,9 +206,9 @@ def staged(target: Path, run: str) -> Generator[Path]:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Put a finished folder in its place, replacing an older one if there is one.
+    """Move a finished folder to its place, and replace an older directory there.
 
-    At every instant either the new or the old one is at ``located(target)``, even after a power cut.
+    At every instant either the new or the old directory is at ``located(target)``, even after a power cut.
     """
     aside = _set_aside(target)
     sync_folder(folder)
@@ -225,19 +229,19 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Remove a directory so that half of it is never found under its name."""
+    """Remove a directory so that no reader finds half of it under its name."""
     removed = _hidden(directory, "", "removed")
     directory.rename(removed)
     shutil.rmtree(removed)
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether it is the name of something in a folder, and leads nowhere else."""
+    """Return whether a name is a plain file name that does not lead out of its folder."""
     return name not in ("", os.pardir) and name == Path(name).name and "\0" not in name
 
 
 class Found(NamedTuple):
-    """Where a directory is at this moment, and what tells it from one that replaces it; zeros where none is."""
+    """The present path of a directory, and numbers that change when it is replaced; zeros if there is none."""
 
     path: Path
     inode: int
@@ -245,7 +249,7 @@ class Found(NamedTuple):
 
 
 def find(target: Path) -> Found:
-    """Find the directory of that name: the renamed old one, as long as its successor is missing."""
+    """Return the directory of a name: its own path, or the path of the old directory while its successor is missing."""
     places = (target, _set_aside(Path(os.path.realpath(target))))  # Path.resolve raises an error for a loop of links
     for place in places * _ATTEMPTS:
         with contextlib.suppress(OSError):
@@ -255,12 +259,12 @@ def find(target: Path) -> Found:
 
 
 def located(target: Path) -> Path:
-    """Return where the directory of that name is, or would be."""
+    """Return the path where the directory of a name is, or would be."""
     return find(target).path
 
 
 def shown_path(entry: Path) -> Path | None:
-    """Return the path by which a directory is known; None for what is hidden."""
+    """Return the path by which users know a directory, or None if it is hidden."""
     if match := _SET_ASIDE.fullmatch(entry.name):
         target = entry.with_name(match[1])
         return None if target.exists() else target
@@ -268,7 +272,7 @@ def shown_path(entry: Path) -> Path | None:
 
 
 def leftovers(folder: Path, run: str | None) -> list[Path]:
-    """Return what the run, or any process that is gone, has begun to write, and what any run has begun to delete."""
+    """Return unfinished directories of the run and of processes that are gone, and half-deleted directories."""
     key = None if run is None else key_of(run)
     named = [(entry, match) for entry in folder.iterdir() if (match := _HIDDEN.fullmatch(entry.name))]
     return sorted(
@@ -279,7 +283,7 @@ def leftovers(folder: Path, run: str | None) -> list[Path]:
 
 
 def replaced(folder: Path) -> list[Path]:
-    """Return old directories that were replaced and not deleted, no matter who wrote them."""
+    """Return old directories that were replaced and not deleted, of any run."""
     return [
         entry
         for entry in sorted(folder.iterdir())
@@ -288,26 +292,28 @@ def replaced(folder: Path) -> list[Path]:
 
 
 def _is_own_directory(entry: Path) -> bool:
-    """Whether this is a directory itself, not a link to one that may be anywhere."""
+    """Return whether an entry is a directory itself, not a link to a directory elsewhere."""
     return entry.is_dir() and not entry.is_symlink()
 
 
 def _hidden(path: Path, run: str, kind: str) -> Path:
+    """Return a new hidden path next to a path."""
     return path.with_name(f".{kind}.{key_of(run)}.{secrets.token_hex(4)}")
 
 
 def key_of(run: str) -> str:
-    """Return what stands for a run in the names of files, no matter what it is called."""
+    """Return a short text for a run that is safe in file names, no matter which name the run has."""
     return hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _set_aside(target: Path) -> Path:
+    """Return the hidden path of the old directory while it is replaced."""
     return target.with_name(f".{target.name}.set_aside")
 
 
 @contextlib.contextmanager
 def used(folder: Path) -> Generator[None]:
-    """Within the context, the folder counts as being written to, unless this process dies."""
+    """Mark a folder as in use within the context, for as long as this process lives."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.callback(os.close, _locked(folder))
@@ -315,7 +321,7 @@ def used(folder: Path) -> Generator[None]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether it is certain that no process is writing in a folder, on any machine that sees it."""
+    """Return whether certainly no process writes to a folder, on any machine that sees it."""
     try:
         os.close(_locked(folder))
     except OSError:
@@ -324,10 +330,10 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _locked(folder: Path) -> int:
-    """Return a descriptor of the folder that holds its lock.
+    """Return a descriptor of a folder that holds its lock.
 
     Raises:
-        OSError: Another process holds it, or there are no such locks here.
+        OSError: A different process holds the lock, or there are no such locks here.
     """
     if sys.platform == "win32":
         raise OSError("folders cannot be locked here")
@@ -346,16 +352,16 @@ _ResultT = TypeVar("_ResultT")
 
 
 def with_enough_stack(read: Callable[[], _ResultT], path: Path) -> _ResultT:
-    """Return what a function reads: in a thread, which has its own stack, where the caller is too deep in this one.
+    """Call a function that reads a file, in a new thread if the stack of the caller is too deep.
 
-    So a whole file is never taken for a damaged one because of where it was read.
+    This way an intact file is never reported as damaged because of the place of the call.
 
     Args:
-        read: Reads a file, and changes nothing.
+        read: A function that reads a file, and changes nothing.
         path: The file, for messages.
 
     Raises:
-        CheckpointError: What is in the file is nested more deeply than any stack.
+        CheckpointError: The content of the file is nested more deeply than any stack.
         RecursionError: There is not even room to start a thread.
     """
     try:
@@ -367,11 +373,12 @@ def with_enough_stack(read: Callable[[], _ResultT], path: Path) -> _ResultT:
         thread.join()
     error = result.exception()
     if isinstance(error, RecursionError):
-        raise damage(path, f"what is nested too deeply: reading it raised {type(error).__name__}: {error}") from error
+        raise damage(path, f"values nested too deeply: reading them raised {type(error).__name__}: {error}") from error
     return result.result()
 
 
 def _fulfil(result: Future[_ResultT], read: Callable[[], _ResultT]) -> None:
+    """Run a function, and pass its result or its error to the waiting thread."""
     try:
         result.set_result(read())
     except BaseException as error:  # whatever it is, the thread that waits is told
@@ -385,10 +392,10 @@ _in_progress: set[BackgroundSave] = set()
 
 
 class BackgroundSave:
-    """A checkpoint that is being saved, from the moment at which the training continues.
+    """A checkpoint that is being saved in the background.
 
     Args:
-        path: Where it will be.
+        path: The path of the checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -399,7 +406,7 @@ class BackgroundSave:
 
     @contextlib.contextmanager
     def ending(self) -> Generator[None]:
-        """The context in which it is written, after which it is there, or has failed."""
+        """Write the checkpoint within the context, and then run the jobs that wait for it."""
         try:
             yield
         except BaseException:
@@ -409,20 +416,20 @@ class BackgroundSave:
             job()
 
     def forget(self) -> list[_Job]:
-        """Have nothing more done once it is there; return what was to be done."""
+        """Drop the jobs that wait for this checkpoint, and return them."""
         with _lock:
             _in_progress.discard(self)
             return [*self.afterwards.values()]
 
 
 def once_there(folder: Path, job: _Job) -> None:
-    """Have something done as soon as the checkpoint is there that is being saved to a folder, if one is.
+    """Run a job as soon as the checkpoint that is being saved to a folder is complete; without such a save, do nothing.
 
-    What was requested earlier is not done any more: the last call counts.
+    A second job for the same folder replaces the first.
 
     Args:
         folder: The folder.
-        job: Done in the thread that writes.
+        job: The job, which runs in the thread that writes.
     """
     place = os.path.realpath(folder)
     with _lock:

@@ -1,4 +1,4 @@
-"""Many checkpoints in a folder: newest valid, retention, one run at a time."""
+"""A folder with several checkpoints: find the newest, keep only the newest, and let one run at a time write to it."""
 
 from __future__ import annotations
 
@@ -45,28 +45,32 @@ from pa_checkpoint._manifest import MANIFEST, read_manifest
 from pa_checkpoint._sharded_tensor import is_piece_file
 
 LOCK, OWNER = ".in_use", ".in_use_by"
-"""The names of the file that is locked, and of the one that says by whom, in the folder."""
+"""The names of the locked file, and of the file with the owner of the lock, in the folder."""
 
 _held: set[FolderLock] = set()
-"""filelock gives up a lock that nobody mentions any more."""
+"""All held locks: filelock releases a lock without references."""
 
 _ITSELF: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""Opens a file, and not what a link leads to; a pipe without waiting for who writes to it."""
+"""Flags that open a file, not the target of a link; a pipe is opened without waiting for a writer."""
 _MOST_OF_OWNER = 4096  # bytes
 
 SECONDS_TO_DIE = 3.0
-"""How long a process that was killed may take until the system gives back its lock."""
+"""How long the system may take to release the lock of a killed process."""
 
 
 class FolderLock:
-    """Keeps other processes out of a folder until it is released, or until the process is gone.
+    """Lock a folder, so that no other process saves its checkpoints there.
 
-    The lock is one of the system, which ends with the process, no matter how that ends. On a file system without locks,
-    filelock warns and takes a file for the lock, which a killed process leaves behind.
+    Use it in a script that a scheduler may start twice. Two runs in a folder would delete each other's checkpoints. The
+    operating system holds the lock, and releases it when the process ends, even after a kill. On a file system without
+    locks, a file serves as the lock, with a warning; a killed process leaves this file behind, and you must delete it.
+
+    The lock begins when the object is created. Call ``release``, or use a ``with`` statement.
 
     Args:
         folder: An existing folder.
-        say: Told why it takes time, if it does.
+        say: A function that is called with a sentence if the lock is taken and this process waits three seconds for it,
+            as after a kill. By default nothing is said.
 
     Raises:
         FolderInUseError: A live process uses the folder.
@@ -77,7 +81,7 @@ class FolderLock:
         >>> import tempfile
         >>> temporary = tempfile.TemporaryDirectory()
         >>> with FolderLock(temporary.name) as lock:
-        ...     lock.check()
+        ...     lock.check()  # before each save
         ...     sorted(path.name for path in Path(temporary.name).iterdir())
         ['.in_use', '.in_use_by']
         >>> temporary.cleanup()
@@ -109,10 +113,26 @@ class FolderLock:
         self.release()
 
     def check(self) -> None:
-        """See that the folder is still the one that was acquired, and still this process's.
+        """Check that the folder is still the locked folder, and that no other process has locked it.
+
+        Call it before each save. On network file systems a lock can be lost. After ``release`` the call has no effect.
 
         Raises:
-            CheckpointError: It was moved, replaced or removed, or another process has acquired it.
+            CheckpointError: The folder was moved, replaced or removed, or a different process has locked it.
+
+        Example:
+            >>> import tempfile
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Path(temporary.name, "checkpoints")
+            >>> folder.mkdir()
+            >>> lock = FolderLock(folder)
+            >>> _ = folder.rename(folder.with_name("moved"))
+            >>> try:
+            ...     lock.check()
+            ... except CheckpointError as error:
+            ...     print(error.problem)
+            The folder of the checkpoints was moved, replaced or removed while the run was using it.
+            >>> temporary.cleanup()
         """
         if not self._lock.is_locked:
             return
@@ -123,17 +143,30 @@ class FolderLock:
                 do="Look for the checkpoints where the folder has gone, and leave it in its place while a run uses it.",
             )
         owner = _owner_of(self._folder)
-        if owner is None:  # somebody has deleted it
+        if owner is None:  # the file was deleted
             self._write_owner()
         elif owner != self._owner:
             raise CheckpointError(
                 "Another run has acquired the folder of the checkpoints.",
                 given=f"{self._folder}, used by {owner.get('process')}",
-                do="Let one of the two runs continue, and give the other one its own folder.",
+                do="Let one of the two runs continue, and give the other run its own folder.",
             )
 
     def release(self) -> None:
-        """Let others use the folder; without effect in a forked process."""
+        """Release the lock, so that other processes can use the folder.
+
+        In a forked process, such as a worker of a data loader, the call has no effect: the lock belongs to the process
+        that created it.
+
+        Example:
+            >>> import tempfile
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> lock = FolderLock(temporary.name)
+            >>> lock.release()
+            >>> list(Path(temporary.name).iterdir())
+            []
+            >>> temporary.cleanup()
+        """
         if not self._lock.is_locked or os.getpid() != self._process:
             return
         if _identity(self._folder) == self._identity and _owner_of(self._folder) == self._owner:
@@ -143,6 +176,7 @@ class FolderLock:
         _held.discard(self)
 
     def _acquire(self, say: Callable[[str], None] | None) -> None:
+        """Lock the folder, after a short wait for a process that was killed."""
         from filelock import Timeout
 
         for seconds in (0.0, SECONDS_TO_DIE):
@@ -156,26 +190,28 @@ class FolderLock:
         raise FolderInUseError(
             "Another run is using this folder.",
             given=f"{self._folder}, used by {_described(self._folder)}",
-            do="Wait for the other run to end, end it, or choose another folder for this one.",
+            do="Wait for the other run to end, end it, or choose another folder for this run.",
         )
 
     def _write_owner(self) -> None:
+        """Write which process has locked the folder."""
         path = self._folder / OWNER
         try:
             path.unlink(missing_ok=True)
-            with path.open("x") as file:  # a new one: no link that somebody puts there leads to another file
+            with path.open("x") as file:  # a new file: a link at this path is not followed
                 json.dump(self._owner, file)
         except OSError as error:
             raise _something_else(path) from error
 
 
 def _described(folder: Path) -> str:
+    """Return the process that uses a folder, in words."""
     owner = _owner_of(folder)
     return "a process that has not said which" if owner is None else str(owner.get("process"))
 
 
 def _owner_of(folder: Path) -> dict[str, str] | None:
-    """What is known of the process that uses a folder; None without a readable file, which is not a link or a pipe."""
+    """Return the description of the process that uses a folder, or None without a readable file."""
     try:
         descriptor = os.open(folder / OWNER, os.O_RDONLY | _ITSELF)
         with os.fdopen(descriptor, "rb") as file:
@@ -186,6 +222,7 @@ def _owner_of(folder: Path) -> dict[str, str] | None:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return numbers that identify a folder, even after it was moved."""
     try:
         status = folder.stat()
     except OSError:
@@ -194,6 +231,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _require_file(path: Path) -> None:
+    """Raise an error if a path is something other than a file."""
     try:
         is_file = stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
@@ -203,6 +241,7 @@ def _require_file(path: Path) -> None:
 
 
 def _something_else(path: Path) -> CheckpointError:
+    """Return the error for a path that is not a file."""
     return CheckpointError(
         "There is something else where a run notes down that it uses a folder.",
         given=f"{path}, which is not a regular file",
@@ -218,15 +257,16 @@ _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that was skipped, and why.
+    """Name a checkpoint that was skipped, and the reason.
 
     Attributes:
-        path: Its directory.
-        reason: What is wrong with it.
+        path: The directory of the checkpoint.
+        reason: The problem of the checkpoint, in a line.
 
     Example:
-        >>> print(Skipped(Path("step_480"), "model.safetensors: 96 bytes instead of 128"))
-        Skipped(path=...Path('step_480'), reason='model.safetensors: 96 bytes instead of 128')
+        >>> skipped = Skipped(Path("step_480"), "model.safetensors: 96 bytes instead of 128")
+        >>> print(f"{skipped.path} was skipped: {skipped.reason}")
+        step_480 was skipped: model.safetensors: 96 bytes instead of 128
     """
 
     path: Path
@@ -235,24 +275,31 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a folder's listing tells about one checkpoint.
+    """Describe a checkpoint in a folder without reading its tensors.
+
+    ``Folder.records`` and ``CheckpointInfo.at`` return it. ``run``, ``update``, ``epoch`` and ``complete`` come from
+    the ``summary`` that was passed to ``save``.
 
     Attributes:
-        path: Its directory.
-        sequence: Its place in the order in which the folder's checkpoints were written; 0 where that cannot be known.
-        run: The run that wrote it; empty where that cannot be known.
-        update: The optimizer updates made before it was written.
+        path: The directory of the checkpoint.
+        sequence: Its position in the order in which the checkpoints of the folder were written, from 1; 0 if unknown.
+        run: The run that wrote it; empty if unknown.
+        update: The number of optimizer updates before it was written.
         epoch: The epoch in which it was written.
-        complete: Whether the run had come to its end.
-        problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
-            checkpoint in which that check found nothing.
-        digest: As of a ``Checkpoint``; empty where the manifest is damaged.
+        complete: Whether the run had finished.
+        problem: The problem that a check of the manifest and of the file sizes has found, or None. Contents are not
+            read.
+        digest: The SHA-256 digest of the manifest; empty if the manifest is damaged.
         is_sharded: Whether several processes have saved it in pieces.
 
     Example:
-        >>> record = CheckpointInfo(Path("states/step_480"), 12, "first", 480, 3, False, None)
-        >>> "valid" if record.problem is None else record.problem
-        'valid'
+        >>> import tempfile
+        >>> from pa_checkpoint import save
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(f"{folder}/step_480", {"step": 480}, summary={"run": "first", "update": 480})
+        ...     (record,) = Folder(folder).records()
+        >>> record.path.name, record.run, record.update, record.problem is None
+        ('step_480', 'first', 480, True)
     """
 
     path: Path
@@ -267,22 +314,36 @@ class CheckpointInfo:
 
     @staticmethod
     def at(path: str | Path) -> CheckpointInfo | None:
-        """Return what can be known of the checkpoint at a path, whole or damaged; None without any.
+        """Return the description of the checkpoint at a path, or None if there is no checkpoint.
 
         Args:
-            path: Its directory.
+            path: The directory. The checkpoint may be damaged: then ``problem`` says how.
+
+        Returns:
+            The description, or None.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save(f"{folder}/final", {"step": 480}, summary={"complete": True})
+            ...     CheckpointInfo.at(f"{folder}/final").complete, CheckpointInfo.at(f"{folder}/other")
+            (True, None)
         """
         return _record(Path(path)) if is_checkpoint(path) else None
 
 
 class Folder:
-    """A folder that holds checkpoints, one directory each.
+    """Manage a folder of checkpoints: list them, read the newest, and remove old checkpoints.
 
-    Its checkpoints are ordered by their sequence, which counts the checkpoints that were written to the folder, so the
-    newest one is known without a clock.
+    Each checkpoint is a directory in the folder. Checkpoints are ordered by a sequence number in their summary, which
+    ``save`` counts up, so the newest checkpoint is known even if clocks differ or files were copied.
 
     Args:
-        path: The folder; it need not exist before the first checkpoint is written.
+        path: The folder. It need not exist before the first checkpoint is saved.
+
+    Attributes:
+        path: The folder.
 
     Example:
         >>> import tempfile
@@ -303,14 +364,31 @@ class Folder:
         self.path: Path = Path(path)
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint that verifies completely; None if there is none. A warning names damaged ones.
+        """Read the newest checkpoint whose files are all intact, or return None if there is none.
+
+        Call it at the start of a script to resume. A warning names each damaged checkpoint that was skipped.
+
+        Returns:
+            The checkpoint, or None if the folder is missing, empty, or has only damaged checkpoints.
 
         Raises:
             CheckpointError: The folder cannot be read.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder, step = Folder(temporary.name), 0
+            >>> save(folder.path / "step_100", {"step": 100})
+            >>> if (checkpoint := folder.newest()) is not None:
+            ...     step = checkpoint["step"]
+            >>> step
+            100
+            >>> temporary.cleanup()
         """
         found, skipped = self.newest_readable(load)
-        for one in skipped:
-            warnings.warn(f"Skipping the checkpoint {one.path}: {one.reason}", stacklevel=2)
+        for checkpoint in skipped:
+            warnings.warn(f"Skipping the checkpoint {checkpoint.path}: {checkpoint.reason}", stacklevel=2)
         return found
 
     def keep(
@@ -319,21 +397,37 @@ class Folder:
         run: str | Callable[[CheckpointInfo], bool] = "",
         needed: Collection[Path] = (),
     ) -> list[CheckpointInfo]:
-        """Remove all but the newest valid checkpoints of a run and return what was removed.
+        """Remove all checkpoints of a run except the newest, and return the removed checkpoints.
 
-        No half-removed checkpoint is ever found. Symbolic links neither count nor are removed, no matter what they
-        point to. While there is no valid checkpoint, nothing is removed. If a ``Writer`` of this process is saving one
-        to the folder, it counts as soon as it is there: its thread removes what is then too old.
+        A checkpoint disappears in a single step, so a reader never finds half of it. Damaged checkpoints do not count;
+        as long as no checkpoint is valid, nothing is removed. Symbolic links are neither counted nor removed. If a
+        ``Writer`` of this process is saving a checkpoint to the folder, that checkpoint counts as soon as it is
+        complete: the thread that writes it removes the next checkpoint.
 
         Args:
-            newest: How many valid checkpoints stay, at least 1.
-            run: The ``"run"`` in their summaries, or a function that tells whether a checkpoint is of the run;
-                checkpoints of other runs stay.
-            needed: Checkpoints that are still needed, which stay for now.
+            newest: How many valid checkpoints to keep, at least 1.
+            run: The run whose checkpoints are removed, as in ``"run"`` of their summaries, or a function that returns
+                whether a ``CheckpointInfo`` belongs to it. Checkpoints of other runs stay. The default, an empty text,
+                stands for checkpoints without a run.
+            needed: Directories of checkpoints that must stay for now. The default is none.
+
+        Returns:
+            The removed checkpoints, oldest first.
 
         Raises:
             ValueError: ``newest`` is less than 1.
-            CheckpointError: Some checkpoints cannot be removed; the others are.
+            CheckpointError: Some checkpoints cannot be removed. All others are removed.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> for step in (1, 2, 3):
+            ...     save(folder.path / f"step_{step}", {"step": step})
+            >>> [record.path.name for record in folder.keep(newest=2)]
+            ['step_1']
+            >>> temporary.cleanup()
         """
         is_of = run if callable(run) else partial(_is_of, run)
         once_there(self.path, partial(self._keep, newest, is_of, needed))
@@ -342,23 +436,39 @@ class Folder:
     def _keep(
         self, newest: int, is_of: Callable[[CheckpointInfo], bool], needed: Collection[Path]
     ) -> list[CheckpointInfo]:
+        """Remove old checkpoints, as ``keep`` describes."""
         records = [record for record in self.records() if not record.path.is_symlink()]
-        removed = [one for one in states_to_remove(records, newest, is_of) if one.path not in needed]
+        removed = [record for record in states_to_remove(records, newest, is_of) if record.path not in needed]
         self._remove(located(record.path) for record in removed)
         return removed
 
     def newest_readable(self, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
-        """Return what a function makes of the newest checkpoint that it can read, and the newer ones that it cannot.
+        """Return the result of a function for the newest checkpoint that it can read, and the skipped checkpoints.
+
+        Use it to read checkpoints in your own way, for example with a check that the model still fits.
 
         Args:
-            read: Reads the checkpoint at a path. One for which it raises a ``CheckpointError`` is skipped. Where
-                this folder is a checkpoint itself, it is the only one.
+            read: A function that reads the checkpoint at a path. If it raises a ``CheckpointError``, the next older
+                checkpoint is tried. If the folder is itself a checkpoint, the function is called with the folder.
 
         Returns:
-            None where it can read none, and those that were skipped, newest first; none where there is nothing at all.
+            The result, or None if no checkpoint can be read, and the skipped checkpoints, newest first.
 
         Raises:
-            CheckpointError: There is a file at the path, or a folder that cannot be read.
+            CheckpointError: The path is a file, or a folder that cannot be read.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> for step in (1, 2):
+            ...     save(folder.path / f"step_{step}", {"step": step})
+            >>> _ = (folder.path / "step_2" / "state.json").write_text("damaged")
+            >>> checkpoint, skipped = folder.newest_readable(load)
+            >>> checkpoint["step"], [entry.path.name for entry in skipped]
+            (1, ['step_2'])
+            >>> temporary.cleanup()
         """
         is_checkpoint = _may_be_state(self.path)
         records = [] if is_checkpoint else self.records()
@@ -366,25 +476,38 @@ class Folder:
         if is_checkpoint or (
             not candidates and any(os.path.lexists(self.path / name) for name in (MANIFEST, DOCUMENTS))
         ):
-            candidates = [self.path]  # one checkpoint, or what is left of one
+            candidates = [self.path]  # a checkpoint, or the remains of a checkpoint
         skipped: list[Skipped] = []
         for candidate in candidates:
             try:
                 return read(candidate), skipped
             except CheckpointError as error:
-                if records and not located(candidate).exists():  # its run, which is alive, has saved newer ones
+                if records and not located(candidate).exists():  # its run, which is alive, has saved newer checkpoints
                     return self.newest_readable(read)
                 skipped.append(Skipped(candidate, reason_of(error)))
         return None, skipped
 
     def records(self) -> list[CheckpointInfo]:
-        """List the checkpoints, oldest first, with the problems that manifests and file sizes reveal.
+        """List the checkpoints in the folder, oldest first, without reading their tensors.
 
-        Where the manifest of a checkpoint is damaged, its place is unknown; it is listed last, as it may be the newest.
-        Only checkpoints and the remains of checkpoints are listed.
+        A checkpoint with a damaged manifest has no known position. It is listed last, since it may be the newest. Other
+        files and folders are ignored.
+
+        Returns:
+            The checkpoints. ``problem`` names missing files, wrong sizes and damaged manifests.
 
         Raises:
             CheckpointError: The folder cannot be read.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> save(folder.path / "step_100", {"step": 100}, summary={"update": 100})
+            >>> [(record.path.name, record.update, record.problem) for record in folder.records()]
+            [('step_100', 100, None)]
+            >>> temporary.cleanup()
         """
         if not self.path.exists():
             return []
@@ -399,40 +522,76 @@ class Folder:
         return sorted((_record(path) for path in paths if _may_be_state(path)), key=_age)
 
     def next_sequence(self) -> int:
-        """Return 1 more than the highest sequence in the folder, or 1.
+        """Return the sequence number of the next checkpoint: one more than the highest in the folder, or 1.
 
-        A checkpoint that is still being written does not count yet, so call this when the write before has ended.
+        ``save`` adds it to the summary by itself. Call it only if you write the summary yourself, and only when no save
+        is in progress, since an unfinished checkpoint does not count yet.
+
+        Returns:
+            The number.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> save(folder.path / "step_100", {"step": 100})
+            >>> folder.next_sequence()
+            2
+            >>> temporary.cleanup()
         """
         return 1 + max((record.sequence for record in self.records()), default=0)
 
     def path_for(self, name: str, run: str) -> Path:
-        """Return where a checkpoint of a run goes, so that it replaces none of another run, and nothing else.
+        """Return a path for a checkpoint of a run where it replaces nothing of other runs.
 
         Args:
-            name: What it is to be called, such as ``epoch_5``, ``step_5000`` or ``final``.
-            run: The run that writes it, which may have a checkpoint of that name already.
+            name: The wanted name, for example ``epoch_5``, ``step_5000`` or ``final``.
+            run: The run that saves. A checkpoint of the same run with this name may be replaced.
 
         Returns:
-            The path of that name or, where something else is there, of one with a number appended: ``epoch_5_2``.
+            The path with this name. If anything else has the name, a number is appended, as in ``epoch_5_2``.
 
         Raises:
-            CheckpointError: The name leads out of the folder, or is hidden.
+            CheckpointError: The name is a path, or begins with a dot.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> save(folder.path / "epoch_5", {"step": 480}, summary={"run": "first"})
+            >>> folder.path_for("epoch_5", run="first").name, folder.path_for("epoch_5", run="second").name
+            ('epoch_5', 'epoch_5_2')
+            >>> temporary.cleanup()
         """
         check_name(name)
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        paths = (self.path / one for one in names)
+        paths = (self.path / numbered for numbered in names)
         return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
 
     def remove_leftovers(self, run: str | None = None) -> None:
-        """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
+        """Remove unfinished and half-deleted directories that killed processes left behind.
+
+        Call it at the start of a run. It never removes a checkpoint that is in use, nor files of processes that are
+        still writing.
 
         Args:
-            run: The run that writes to the folder, of which no write may be in progress; its own old checkpoints
-                that were replaced go as well. If None, no run writes to it, and the old checkpoints of all runs are
-                removed.
+            run: The run that saves to the folder, with no save in progress. Its replaced checkpoints are removed, too.
+                The default, None, means that no run saves to the folder at the moment, so the replaced checkpoints of
+                all runs are removed.
 
         Raises:
-            CheckpointError: Something cannot be removed; the rest is.
+            CheckpointError: A directory cannot be removed. All others are removed.
+
+        Example:
+            >>> import tempfile
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> folder.remove_leftovers(run="first")
+            >>> folder.records()
+            []
+            >>> temporary.cleanup()
         """
         if self.path.is_dir():
             old = [directory for directory in replaced(self.path) if run is None or _record(directory).run == run]
@@ -440,17 +599,35 @@ class Folder:
 
     @contextmanager
     def writing(self, name: str, run: str = "", summary: Mapping[str, JsonScalar] | None = None) -> Generator[Path]:
-        """Make a directory of any other content, such as an exported model, that is whole or absent as well.
+        """Create a directory of any content in the folder, which appears completely or not at all.
+
+        Use it for an exported model, a tokenizer or plots that belong to a checkpoint. An error within the block, or a
+        kill, leaves no half-written directory under the name.
 
         Args:
-            name: What it is to be called; a directory that has the name is replaced.
-            run: Who writes it, as for ``remove_leftovers``.
-            summary: As for ``save``. With one, even an empty one, the files reach the disk and are listed with their
-                digests, and the directory counts as a checkpoint: ``records``, ``newest_readable``, ``keep`` and
-                ``verify`` know it.
+            name: The name of the directory. An existing directory with this name is replaced.
+            run: The run that writes. ``remove_leftovers`` removes unfinished directories of this run. The default, an
+                empty text, stands for no run.
+            summary: Plain values that can be read without the content, for example ``{"update": 480}``. If a summary is
+                passed, even an empty dictionary, the files are flushed to the disk and listed with their digests, and
+                the directory counts as a checkpoint for ``records``, ``newest_readable``, ``keep`` and ``verify``. The
+                default, None, makes a plain directory.
 
         Yields:
-            A hidden directory to write to, which gets its name when the context is left without an error.
+            A hidden directory to write to. It takes its name when the block ends without an error.
+
+        Raises:
+            CheckpointError: The name is a path or begins with a dot, or the summary cannot be stored.
+
+        Example:
+            >>> import tempfile
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> with folder.writing("exported") as directory:
+            ...     _ = (directory / "vocabulary.txt").write_text("yes no")
+            >>> (folder.path / "exported" / "vocabulary.txt").read_text()
+            'yes no'
+            >>> temporary.cleanup()
         """
         check_name(name)
         target = Path(os.path.realpath(self.path), name)
@@ -461,22 +638,37 @@ class Folder:
             publish(directory, target)
 
     def remove(self, name: str) -> None:
-        """Remove a directory, of which half is never found.
+        """Delete a checkpoint, or any directory in the folder, so that no reader finds half of it.
+
+        The directory disappears in a single step under its name, and then its files are deleted.
 
         Args:
-            name: What it is called.
+            name: The name of the directory in the folder.
 
         Raises:
-            OSError: It is not there, or cannot be removed.
-            CheckpointError: The name leads out of the folder, or is hidden.
+            OSError: There is no such directory, or it cannot be removed.
+            CheckpointError: The name is a path, or begins with a dot.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> temporary = tempfile.TemporaryDirectory()
+            >>> folder = Folder(temporary.name)
+            >>> save(folder.path / "step_100", {"step": 100})
+            >>> folder.remove("step_100")
+            >>> folder.records()
+            []
+            >>> temporary.cleanup()
         """
         check_name(name)
         discard(located(self.path / name))
 
     def _is_state_of(self, run: str, path: Path) -> bool:
+        """Return whether a path is a checkpoint of a run."""
         return not path.is_symlink() and _record(path).run == run
 
     def _remove(self, directories: Iterable[Path]) -> None:
+        """Remove some directories; raise an error at the end about all that could not be removed."""
         problems: list[OSError] = []
         for directory in directories:
             try:
@@ -505,21 +697,21 @@ def check_name(name: str) -> None:
 
 
 def _may_be_state(path: Path) -> bool:
-    """Whether this is a checkpoint, or what is left of one: not a folder of another program that has such a name."""
+    """Return whether a path is a checkpoint or the remains of a checkpoint, not a folder of a different program."""
     if is_checkpoint(path):
         return True
     folder = located(path)
-    is_named = folder.is_dir() and any(one.fullmatch(path.name) for one in (_NAME, _NAME_WITH_SEQUENCE))
+    is_named = folder.is_dir() and any(pattern.fullmatch(path.name) for pattern in (_NAME, _NAME_WITH_SEQUENCE))
     try:
-        if not (folder / DOCUMENTS).exists():  # of a folder that is somebody else's, the files may be many
+        if not (folder / DOCUMENTS).exists():  # a folder of a different program may have many files
             return is_named and not any(folder.iterdir())
-        return is_named or any(one.name == MANIFEST or one.name.endswith(TENSORS) for one in folder.iterdir())
+        return is_named or any(entry.name == MANIFEST or entry.name.endswith(TENSORS) for entry in folder.iterdir())
     except OSError:  # it may not be looked at
         return is_named
 
 
 def _record(path: Path) -> CheckpointInfo:
-    """What can be known of a checkpoint without reading its tensors; where the manifest is damaged, from its name."""
+    """Return the description of a checkpoint without reading its tensors; a damaged manifest leaves only its name."""
     directory = located(path)
     named = _NAME_WITH_SEQUENCE.fullmatch(path.name) or _NAME.fullmatch(path.name)
     numbers = {} if named is None else named.groupdict()
@@ -548,18 +740,19 @@ def _record(path: Path) -> CheckpointInfo:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what is wrong with a checkpoint, in one line."""
+    """Return the problem of a checkpoint in a line."""
     if not isinstance(error, CheckpointError):
         return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"
 
 
 def _is_of(run: str, record: CheckpointInfo) -> bool:
+    """Return whether a checkpoint belongs to a run."""
     return record.run == run
 
 
 def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
-    """The key that sorts checkpoints from oldest to newest, without a clock. One that may be the newest comes last."""
+    """Return the key that sorts checkpoints from oldest to newest without a clock; a possible newest comes last."""
     is_unknown = not record.run and record.sequence == 0
     return is_unknown, record.sequence, record.update, record.path.name
 
@@ -567,16 +760,16 @@ def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
 def states_to_remove(
     records: Iterable[CheckpointInfo], newest: int, is_own: Callable[[CheckpointInfo], bool]
 ) -> list[CheckpointInfo]:
-    """Choose the checkpoints of a run that are no longer needed, oldest first.
+    """Return the checkpoints of a run that are no longer needed, oldest first.
 
-    The newest valid checkpoints of the run stay, and so do all checkpoints of other runs. Invalid checkpoints do
-    not count; invalid ones of the run that are older than all valid ones that stay are removed as well. While the run
-    has no valid checkpoint, nothing goes.
+    The newest valid checkpoints of the run stay, and so do all checkpoints of other runs. Invalid checkpoints do not
+    count. Invalid checkpoints of the run that are older than all remaining valid checkpoints are removed as well. As
+    long as the run has no valid checkpoint, nothing is removed.
 
     Args:
-        records: The checkpoints of one folder, in any order.
-        newest: How many valid ones of the run stay, at least 1.
-        is_own: Whether a checkpoint is of the run whose checkpoints may be removed.
+        records: The checkpoints of a folder, in any order.
+        newest: How many valid checkpoints of the run stay, at least 1.
+        is_own: A function that returns whether a checkpoint belongs to the run.
 
     Raises:
         ValueError: ``newest`` is less than 1.

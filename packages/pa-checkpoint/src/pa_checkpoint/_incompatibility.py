@@ -1,7 +1,7 @@
-"""Why a saved state would not fit the object that is to take it over, found before it is loaded.
+"""Finds the reason why a saved state would not fit an object, before it is loaded.
 
-Optimizers and schedulers of torch accept nearly everything that they are given, and fail in the next step. A module
-loads what fits before it raises an error of what does not.
+Optimizers and schedulers of torch accept nearly any state, and fail in the next step. A module loads the matching
+weights before it raises an error about the others.
 """
 
 from __future__ import annotations
@@ -26,20 +26,29 @@ _KINDS: tuple[tuple[Any, Any, str], ...] = (
     ((list, tuple), (list, tuple), "a list"),
     (Mapping, Mapping, "a dictionary"),
 )
-"""What a value is, what may stand in its place, and what that is called."""
+"""The type of a value, the types that may replace it, and the name of these types in messages."""
 
 _NOT_OF_OPTIMIZER = "it is not what an optimizer's state_dict() returns"
 
 
 def has_own_form(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer has its own form, which only its ``load_state_dict`` knows.
+    """Return whether an optimizer overrides ``state_dict`` or ``load_state_dict``, or has hooks for them.
+
+    The state of such an optimizer has a form that only the optimizer knows, so ``incompatibility`` cannot compare it.
 
     Args:
         optimizer: The optimizer.
 
+    Returns:
+        True if only its ``load_state_dict`` knows the form of its state.
+
     Example:
-        >>> has_own_form(SGD([torch.zeros(1)], lr=0.1))
+        >>> optimizer = SGD([torch.zeros(1)], lr=0.1)
+        >>> has_own_form(optimizer)
         False
+        >>> _ = optimizer.register_state_dict_post_hook(lambda optimizer, state: state)
+        >>> has_own_form(optimizer)
+        True
     """
     kind = type(optimizer)
     hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
@@ -55,17 +64,22 @@ def incompatibility(
     left_out: Collection[str] = (),
     groups: Sequence[Sequence[Tensor]] | None = None,
 ) -> str | None:
-    """Return why a state does not fit an object; None where it fits, and where nobody can tell.
+    """Return the reason why a state does not fit an object, or None.
 
-    Of a module, the names, shapes and kinds of its weights are compared. Of an optimizer of torch, the entries of each
-    parameter are compared with those that a first step makes; of a scheduler of torch, those that it has itself.
+    Call it before ``load_state_dict``. For a module, it compares the names, shapes and kinds of the weights. For an
+    optimizer of torch, it compares the entries of each parameter with the entries that a first step would create. For a
+    scheduler of torch, it compares the entries with its own. For any other object it returns None.
 
     Args:
-        target: A module without wrappers, an optimizer, a scheduler, or something else, of which nobody can tell.
-        state: What the ``state_dict`` of another one returned, with tensors in memory or on disk.
-        source: Where the weights of a module were saved, in a word.
-        left_out: The names of weights of a module that do not matter.
-        groups: The parameters of each group of an optimizer, where the state has groups that it does not have yet.
+        target: A module without wrappers, an optimizer, a scheduler, or any other object.
+        state: The result of ``state_dict`` of a similar object. Tensors may be in memory or on disk.
+        source: A word for the origin of the weights of a module, which the reason mentions. The default is "state".
+        left_out: The names of weights of a module that are not compared. The default is none.
+        groups: The parameters of each group of the optimizer, if the state has groups that the optimizer lacks. By
+            default the groups of the optimizer are compared.
+
+    Returns:
+        The reason in a few words, or None if the state fits or cannot be compared.
 
     Example:
         >>> incompatibility(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, source="file")
@@ -80,7 +94,7 @@ def incompatibility(
     """
     if isinstance(target, nn.Module):
         differences = differences_of_weights(target, state, source)
-        return _list([one for name, one in differences.items() if name not in left_out])
+        return _list([difference for name, difference in differences.items() if name not in left_out])
     if isinstance(target, Optimizer):
         return None if has_own_form(target) else _incompatibility_of_optimizer(target, state, groups)
     if isinstance(target, LRScheduler) and _is_of_torch(type(target)):
@@ -89,19 +103,19 @@ def incompatibility(
 
 
 def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Describe, by name, the weights that a model and its saved weights do not share; empty if all match.
+    """Return a description of each weight in which a model and its saved weights differ, by name.
 
     Args:
         model: The model without wrappers.
         weights: The saved state dict.
-        source: As for ``incompatibility``.
+        source: A word for the origin of the saved weights.
     """
     own = model.state_dict()
     differences = {name: f"missing: {name}" for name in own if name not in weights}
     differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
     for name in (name for name in own if name in weights):
         if name.rpartition(".")[2] == "_extra_state":
-            continue  # only set_extra_state of the module knows what may be in it
+            continue  # only set_extra_state of the module knows its content
         value = weights[name].example() if isinstance(weights[name], StoredTensor) else weights[name]
         for property_of in (_shape, _kind_of_tensor):
             saved, present = property_of(value), property_of(own[name])
@@ -115,12 +129,13 @@ _SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
 
 
 def _list(differences: Sequence[str]) -> str | None:
+    """Return some differences in a line, or None."""
     hidden = len(differences) - _SHOWN_DIFFERENCES
     return "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "") or None
 
 
 def _kind_of_tensor(value: object) -> str | None:
-    """What a tensor of another kind cannot take, with any shape; precision can change."""
+    """Return the kind of a tensor, which loading cannot change, unlike its precision."""
     if not isinstance(value, Tensor):
         return None
     numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"
@@ -129,12 +144,14 @@ def _kind_of_tensor(value: object) -> str | None:
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, or None for any other value."""
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _incompatibility_of_optimizer(
     optimizer: Optimizer, state: Mapping[str, Any], groups: Sequence[Sequence[Tensor]] | None
 ) -> str | None:
+    """Return the first reason why a state does not fit an optimizer."""
     parameters = [group["params"] for group in optimizer.param_groups] if groups is None else groups
     saved: Any = state.get("param_groups")
     by_number: Any = state.get("state")
@@ -161,13 +178,17 @@ def _incompatibility_of_optimizer(
 
 
 def _is(value: object, kind: Any) -> bool:
-    """As ``isinstance``, after which a type checker would ask what is in a container."""
+    """Return whether a value has a type, hidden from type checkers, which would require the types in a container."""
     return isinstance(value, kind)
 
 
 def _incompatibility_of_group(optimizer: Optimizer, group: Any, own: Mapping[str, Any]) -> str | None:
+    """Return the first reason why a saved group does not fit a group of the optimizer."""
     # Flags have come with releases of torch, which adds those that are missing.
-    required = ["params", *(name for name, one in optimizer.defaults.items() if type(one) in (float, int, tuple))]
+    required = [
+        "params",
+        *(name for name, default in optimizer.defaults.items() if type(default) in (float, int, tuple)),
+    ]
     if incompatibility := _incompatibility_of_value(dict.fromkeys(required), group):
         return incompatibility
     if repr(group["params"]) != repr(own["params"]):
@@ -180,6 +201,7 @@ def _incompatibility_of_group(optimizer: Optimizer, group: Any, own: Mapping[str
 
 
 def _incompatibility_of_entries(optimizer: Optimizer, made: Mapping[str, Any], entries: Any) -> str | None:
+    """Return the first reason why the saved entries of a parameter do not fit."""
     is_sgd = isinstance(optimizer, SGD)  # which makes its momentum when it is missing
     required = {} if is_sgd or entries == {} else dict.fromkeys(made)
     if incompatibility := _incompatibility_of_value(required, entries):
@@ -194,6 +216,7 @@ def _incompatibility_of_entries(optimizer: Optimizer, made: Mapping[str, Any], e
 
 
 def _incompatibility_of_entry(name: str, example: object, entry: Any) -> str | None:
+    """Return the reason why a saved entry of a parameter does not fit."""
     if not isinstance(example, Tensor) or (name == "step" and isinstance(entry, Real)):  # as earlier releases had it
         return _incompatibility_of_value(example, entry)
     found = entry.example() if isinstance(entry, StoredTensor) else entry
@@ -206,7 +229,7 @@ def _incompatibility_of_entry(name: str, example: object, entry: Any) -> str | N
 
 
 def _incompatibility_of_value(own: Any, saved: Any) -> str | None:
-    """What a value, or something in it, cannot stand for; None where nobody can tell."""
+    """Return the reason why a saved value, or an entry in it, does not fit a value, or None."""
     for kind, accepted, words in _KINDS:
         if _is(own, kind):
             if not _is(saved, accepted):
@@ -219,16 +242,16 @@ def _incompatibility_of_value(own: Any, saved: Any) -> str | None:
         # Of the rates of more groups, a scheduler takes the first.
         if len(saved) < len(own) or (_is(own, tuple) and len(saved) > len(own)):
             return f" has {len(saved)} entries, not {len(own)}"
-        pairs = ((index, one, saved[index]) for index, one in enumerate(own))
+        pairs = ((index, value, saved[index]) for index, value in enumerate(own))
     elif _is(own, Mapping):
         if missing := [name for name in own if isinstance(name, str) and name not in saved]:
             return f".{missing[0]} is missing"
-        pairs = ((name, one, saved[name]) for name, one in own.items() if name in saved)
+        pairs = ((name, value, saved[name]) for name, value in own.items() if name in saved)
     return next((f".{name}{found}" for name, *both in pairs if (found := _incompatibility_of_value(*both))), None)
 
 
 def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """What an optimizer of torch gathers of a parameter, without its memory; nothing where none can tell."""
+    """Return the entries that an optimizer of torch would create for a parameter, without memory; empty if unknown."""
     if not _is_of_torch(kind):
         return {}
     example = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
@@ -246,11 +269,12 @@ def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], para
 
 
 def _incompatibility_of_scheduler(scheduler: LRScheduler, state: object) -> str | None:
+    """Return the first reason why a state does not fit a scheduler."""
     if not isinstance(state, Mapping):
         return "it is not what a scheduler's state_dict() returns"
     saved = cast("Mapping[str, Any]", state)
     for name, value in scheduler.state_dict().items():
-        if name in saved and name != "lr_lambdas":  # of which functions have no state
+        if name in saved and name != "lr_lambdas":  # functions in it have no state
             if incompatibility := _incompatibility_of_value(value, saved[name]):
                 return f"{name}{incompatibility}"
         elif name in ("last_epoch", "base_lrs", NESTED_SCHEDULERS):
@@ -259,13 +283,13 @@ def _incompatibility_of_scheduler(scheduler: LRScheduler, state: object) -> str 
 
 
 def without_foreign_entries(scheduler: object, state: Any) -> Any:
-    """Return what a scheduler of torch has of a state, and the whole state for others.
+    """Return the entries of a state that a scheduler of torch has; for other objects, return the whole state.
 
-    Other releases of torch have other entries. A custom scheduler may make further ones when it steps.
+    Other releases of torch have different entries. A custom scheduler may create further entries when it steps.
 
     Args:
-        scheduler: The scheduler, or something else.
-        state: One that fits it.
+        scheduler: A scheduler, or any other object.
+        state: A state that fits it.
     """
     if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
         return state
@@ -273,9 +297,10 @@ def without_foreign_entries(scheduler: object, state: Any) -> Any:
     if NESTED_SCHEDULERS in taken:
         nested: Sequence[object] = getattr(scheduler, NESTED_SCHEDULERS, ())
         pairs = zip(nested, taken[NESTED_SCHEDULERS], strict=True)
-        taken[NESTED_SCHEDULERS] = [without_foreign_entries(*one) for one in pairs]
+        taken[NESTED_SCHEDULERS] = [without_foreign_entries(*pair) for pair in pairs]
     return taken
 
 
 def _is_of_torch(kind: type) -> bool:
+    """Return whether a class of optimizers or schedulers belongs to torch."""
     return kind.__module__.startswith("torch.optim.")

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, and what of the checkpoint before it is unchanged."""
+"""The manifest of a checkpoint, and the search for tensors that are unchanged since an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from pa_checkpoint._torch import version_of
 MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
 FIRST_VERSION, LAST_VERSION = 1, 2
-"""The versions of the format: in the second one, a part may have several files of tensors."""
+"""The versions of the format: from version 2 on, a part may have several files of tensors."""
 _ZEROS = b"0" * 64
 _DIGEST = re.compile("[0-9a-f]{64}")
-_OWN_DIGEST = re.compile(rb'"manifest_sha256":\s*"([0-9a-f]{64})"')  # the last one: a summary may have such an entry
+_OWN_DIGEST = re.compile(rb'"manifest_sha256":\s*"([0-9a-f]{64})"')  # the last match: a summary may have such an entry
 _ENOUGH_TO_RECOGNIZE = 4096
 MOST_BYTES = 1 << 26
-"""Of a manifest, which has some 150 of them for each file: whoever lists more fills the memory of who reads it."""
+"""The largest manifest that is read; it needs about 150 bytes for each file."""
 _MOST_BITS = 2048
-"""Of an integer in a summary: Python reads no number of thousands of digits."""
+"""The largest integer in a summary: Python reads no number of thousands of digits."""
 
 _KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
 
 
 class FileEntry(NamedTuple):
-    """What the manifest says of a file: its size in bytes, and its SHA-256 digest in hexadecimal."""
+    """The size of a file in bytes, and its SHA-256 digest in hexadecimal."""
 
     bytes: int
     sha256: str
 
 
 class Manifest(NamedTuple):
-    """What the manifest of a checkpoint says.
+    """The content of the manifest of a checkpoint.
 
     Attributes:
-        summary: What the writer said about the checkpoint.
+        summary: The plain values that the writer has passed.
         files: The other files by name.
-        digest: The SHA-256 digest by which the manifest is verified. It is the digest of the checkpoint: it depends on
+        digest: The SHA-256 digest that verifies the manifest. It is the digest of the checkpoint, since it depends on
             the digests of all files.
     """
 
@@ -60,10 +60,10 @@ class Manifest(NamedTuple):
 
 
 def check_summary(summary: Mapping[str, JsonScalar]) -> None:
-    """Raise an error for a summary that JSON cannot hold, or whose known entries have other types.
+    """Raise an error for a summary that JSON cannot hold, or whose known entries have a wrong type.
 
     Raises:
-        CheckpointError: It names the entry.
+        CheckpointError: The message names the entry.
     """
     wrong = [
         f"{name}={written_out(value)}"
@@ -80,6 +80,7 @@ def check_summary(summary: Mapping[str, JsonScalar]) -> None:
 
 
 def _fits(name: str, value: object) -> bool:
+    """Return whether an entry of a summary can be stored."""
     kinds = (_KNOWN[name],) if name in _KNOWN else (bool, int, float, str, type(None))
     if isinstance(value, int | float) and name in _KNOWN and value < 0:
         return False
@@ -87,14 +88,14 @@ def _fits(name: str, value: object) -> bool:
 
 
 def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int) -> bytes:
-    """Return the content of the manifest, which ends with the digest of itself with zeros for the digest.
+    """Return the content of a manifest, which ends with its digest; for the digest, zeros take the place of the digest.
 
-    Zeros elsewhere, such as a commit that is not known in the summary, stay as they are.
+    Zeros elsewhere, for example an unknown commit in the summary, stay.
 
     Args:
-        summary: What the writer says about the checkpoint.
+        summary: The plain values that the writer has passed.
         files: The other files by name.
-        version: The lowest version of the format that has what is in the files.
+        version: The lowest version of the format that supports the files.
     """
     content = {
         "format": _FORMAT,
@@ -112,7 +113,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and verify the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: There is none, or as ``parse_manifest``.
+        CheckpointError: There is no manifest, or it is damaged or of a newer version.
     """
     path = directory / MANIFEST
     try:
@@ -132,15 +133,14 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def parse_manifest(text: bytes, path: Path) -> Manifest:
-    """Verify the text of a manifest, and return what it says.
+    """Verify the text of a manifest, and return its content.
 
     Args:
-        text: What is in the file.
+        text: The content of the file.
         path: The file, for messages.
 
     Raises:
-        CheckpointError: A byte of it is not as it was written, it does not have what a manifest has, or it is of a
-            newer version.
+        CheckpointError: The text is damaged, lacks an entry, or is of a newer version.
     """
     digest = next(reversed(_OWN_DIGEST.findall(text)), b"")
     plain = text.replace(digest, _ZEROS)  # everywhere: earlier versions put it in place of zeros in the summary, too
@@ -161,6 +161,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
 
 
 def _parsed(text: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object in a text, empty for any other value."""
     try:
         loaded: object = with_enough_stack(lambda: json.loads(text), path)
     except ValueError as error:
@@ -169,15 +170,17 @@ def _parsed(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
+    """Return a manifest from checked entries."""
     summary, files = content["summary"], content["files"]
     if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
         raise ValueError(f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}")
     if wrong := [name for name in files if not is_plain_name(name)]:
         raise ValueError(f"a file called {wrong[0]!r}")
-    return Manifest(summary, {name: _entry(name, one) for name, one in files.items()}, digest)
+    return Manifest(summary, {name: _entry(name, fields) for name, fields in files.items()}, digest)
 
 
 def _entry(name: str, fields: Mapping[str, Any]) -> FileEntry:
+    """Return the checked entry of a file."""
     entry = FileEntry(fields["bytes"], fields["sha256"])
     if type(entry.bytes) is not int or entry.bytes < 0 or not _DIGEST.fullmatch(entry.sha256):
         raise ValueError(f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.sha256)}")
@@ -185,16 +188,17 @@ def _entry(name: str, fields: Mapping[str, Any]) -> FileEntry:
 
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:
+    """Return the error about a newer version of the format."""
     return CheckpointError(
         "The checkpoint was written in a newer format than this version of pa-checkpoint can read.",
         given=f"{directory} in version {version} of the format",
         expected=f"version {LAST_VERSION} or lower",
-        do="Install the version of pa-checkpoint that wrote it, or a newer one.",
+        do="Install the version of pa-checkpoint that wrote it, or a newer version.",
     )
 
 
 def has_manifest(directory: Path) -> bool:
-    """Whether the directory has a pa-core manifest, valid or not."""
+    """Return whether a directory has a manifest, valid or not."""
     path = directory / MANIFEST
     try:
         if not path.is_file():
@@ -206,26 +210,27 @@ def has_manifest(directory: Path) -> bool:
 
 
 def _sha256(content: bytes) -> bytes:
+    """Return the digest of some bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest().encode()
 
 
 _WORTH_A_FILE = 1 << 20
-"""Bytes of a part below which its tensors stay in one file, which older versions can read too."""
+"""In bytes: the tensors of a smaller part stay in a single file, which older versions can read, too."""
 
 _WORTH_WRITING_AGAIN = 8
-"""Tensors join those that are linked if they have at least one of so many bytes, since all are written again."""
+"""Tensors join the linked tensors if they have at least this fraction of their bytes, since all are written again."""
 
 _SMALL = 1 << 16
-"""Bytes below which values are compared: kernels change the statistics of BatchNorm, and torch takes no note of it."""
+"""In bytes: smaller tensors are compared by value, since torch records no changes of BatchNorm statistics."""
 
 _MOST_CHECKPOINTS = 8
-"""How many of the newest checkpoints in a folder are looked at."""
+"""How many of the newest checkpoints in a folder are searched."""
 
 
 class UnchangedTensors:
-    """Notes the tensors of each checkpoint of a run, and finds those that have probably not changed since the last one.
+    """Finds the tensors that have probably not changed since the previous checkpoint of a run.
 
-    Changes that torch does not note, such as those through ``.data``, are not seen here: ``LinkableFiles`` compares
+    Changes that torch does not record, for example through ``.data``, are not detected here: ``LinkableFiles`` compares
     digests before it links anything.
 
     Example:
@@ -244,7 +249,7 @@ class UnchangedTensors:
         self._update: object = None
 
     def note(self, tensors: Mapping[str, Tensor]) -> None:
-        """Note how tensors are.
+        """Record the present values of tensors.
 
         Args:
             tensors: The tensors of a checkpoint, by names that begin with the name of the part.
@@ -253,11 +258,11 @@ class UnchangedTensors:
         self._update = None
 
     def find(self, tensors: Mapping[str, Tensor], update: object = None) -> frozenset[str]:
-        """Return the names of the tensors that belong into files to be linked, and note how all of them are.
+        """Return the names of the tensors that belong into files to be linked, and record the present values of all.
 
         Args:
-            tensors: As for ``note``.
-            update: The update that the checkpoint is of; in a second checkpoint of the same update nothing joins.
+            tensors: The tensors of a checkpoint, by names that begin with the name of the part.
+            update: The update of the checkpoint. In a second checkpoint of the same update no tensor joins.
         """
         before, is_of_same_update = self._noted, update is not None and update == self._update
         self.note(tensors)
@@ -266,13 +271,13 @@ class UnchangedTensors:
         for name, noted in self._noted.items():
             if before.get(name, _UNKNOWN) == noted:
                 by_part.setdefault(name.split("/")[0], []).append(name)
-        if is_of_same_update:  # what is trained has not changed either
+        if is_of_same_update:  # trained tensors have not changed either
             by_part = {part: [name for name in names if name in self._constant] for part, names in by_part.items()}
         self._constant = frozenset(name for names in by_part.values() for name in self._worth_linking(names, tensors))
         return self._constant
 
     def _worth_linking(self, names: list[str], tensors: Mapping[str, Tensor]) -> list[str]:
-        """Leave out newcomers for which the file would be written again, if they are few."""
+        """Leave out new tensors if they are few, since the file would be written again for them."""
         linked = [name for name in names if name in self._constant]
         newcomers = sum(tensors[name].nbytes for name in names if name not in self._constant)
         if newcomers * _WORTH_WRITING_AGAIN < sum(tensors[name].nbytes for name in linked):
@@ -284,7 +289,7 @@ _UNKNOWN = object()
 
 
 def _version(tensor: Tensor) -> Hashable:
-    """Return what is equal to itself for as long as torch notes no change of the tensor."""
+    """Return a value that stays equal for as long as torch records no change of the tensor."""
     if tensor.nbytes < _SMALL:
         return hashlib.sha256(bytes_of(tensor)).digest()
     if tensor.is_inference():  # nothing is noted of it
@@ -293,16 +298,16 @@ def _version(tensor: Tensor) -> Hashable:
 
 
 def _inode(path: Path) -> tuple[int, ...]:
-    """Return what tells a file on disk from every other, and from itself after a change."""
+    """Return numbers that identify a file on disk, and change with its content."""
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class LinkableFiles:
-    """Files of tensors that new checkpoints share with earlier ones, as far as they are equal byte by byte.
+    """Files of tensors that new checkpoints share with earlier checkpoints, if they are equal byte by byte.
 
-    What would be written is hashed, and compared with what the manifests of the earlier checkpoints say. A file that
-    another process has written is read once before it is linked, so that a damaged one is never used again.
+    The new content is hashed, and compared with the manifests of the earlier checkpoints. A file that a different
+    process has written is read once before it is linked, so that a damaged file is not used again.
     """
 
     def __init__(self) -> None:
@@ -316,26 +321,26 @@ class LinkableFiles:
         Args:
             file: The name of the file.
             tensors: All tensors of the part.
-            constant: The names of those that have probably not changed.
+            constant: The names of the tensors that have probably not changed.
         """
-        selected = {name: one for name, one in tensors.items() if name in constant and name not in self._restless}
-        # of what has changed in the meantime, as torch has noted, the digest of before says nothing any more
-        self._digests[file] = {name: one for name, one in self._digests.get(file, {}).items() if name in selected}
+        selected = {name: tensor for name, tensor in tensors.items() if name in constant and name not in self._restless}
+        # the old digest of a tensor that has changed, as torch has recorded, is no longer valid
+        self._digests[file] = {name: digest for name, digest in self._digests.get(file, {}).items() if name in selected}
         return selected
 
     def link(self, path: Path, tensors: Mapping[str, Tensor], folder: Path) -> FileEntry | None:
-        """Make a file of tensors by giving an equal one of an earlier checkpoint a second name.
+        """Create a file of tensors as a hard link to an equal file of an earlier checkpoint.
 
         Args:
-            path: The path of the new file, which has the name of the earlier ones.
-            tensors: What is to be in it.
-            folder: Where the earlier checkpoints are.
+            path: The path of the new file, whose name is the same in all checkpoints.
+            tensors: The wanted content.
+            folder: The folder of the earlier checkpoints.
 
         Returns:
-            Its size and digest; None if it has to be written, including when the file system has no links.
+            Its size and digest, or None if the file must be written, for example on a file system without hard links.
         """
         entry: FileEntry | None = None
-        size = len(header_of(tensors)[1]) + sum(one.numel() * one.element_size() for one in tensors.values())
+        size = len(header_of(tensors)[1]) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         for earlier, noted in _earlier_files(folder, path.name):
             if noted.bytes != size:
                 continue
@@ -349,26 +354,27 @@ class LinkableFiles:
         return None
 
     def leave_out_changed(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that a file is to be written with: those that changed without a note of it never again.
+        """Return the tensors to write to a file; tensors that have changed unnoticed by torch are left out from now on.
 
         Args:
             file: The name of the file.
-            tensors: What could not be linked.
+            tensors: The tensors that could not be linked.
         """
         before, self._digests[file] = self._digests.get(file, {}), _digests(tensors)
         self._restless |= {name for name, digest in self._digests[file].items() if before.get(name, digest) != digest}
         return self.select(file, tensors, tensors)
 
     def note(self, path: Path, entry: FileEntry) -> None:
-        """Remember a file that this process has written.
+        """Record a file that this process has written.
 
         Args:
-            path: Its path.
+            path: The path of the file.
             entry: Its size and digest.
         """
         self._whole[_inode(path)] = entry.sha256
 
     def _is_whole(self, path: Path, entry: FileEntry) -> bool:
+        """Return whether a file has its digest."""
         inode = _inode(path)
         if inode not in self._whole:
             self._whole[inode] = sha256_of(path)
@@ -376,7 +382,7 @@ class LinkableFiles:
 
 
 def _earlier_files(folder: Path, name: str) -> Iterator[tuple[Path, FileEntry]]:
-    """Yield the files of that name in the newest checkpoints of a folder, with what the manifests say of them."""
+    """Yield the files of a name in the newest checkpoints of a folder, with their entries in the manifests."""
     files: list[tuple[int, Path]] = []
     for checkpoint in os.scandir(folder):
         file = Path(checkpoint, name)
@@ -394,11 +400,12 @@ def _earlier_files(folder: Path, name: str) -> Iterator[tuple[Path, FileEntry]]:
 
 
 def _entry_of(tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Return the size and the digest of the file of some tensors without writing it."""
+    """Return the size and the digest of a file of tensors without writing it."""
     file = DigestingWriter(None)
     write_tensors(file, tensors)
     return FileEntry(file.size, file.sha256)
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the digest of each tensor by name."""
     return {name: _entry_of({name: tensor}).sha256 for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Optimizers load what was saved of them: whole or in pieces, in memory or on disk, in the precision that it has."""
+"""Loads the state of an optimizer, which may be sharded and on disk, without changing its precision."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pa_checkpoint._torch import is_sharded
 
 
 def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load what an optimizer's ``state_dict`` returned, which may have its own form.
+    """Load a state that ``state_dict`` of an optimizer has returned, in any form.
 
     Args:
         optimizer: The optimizer.
-        state: The state, with tensors that become the optimizer's own, and stored ones that are read.
+        state: The state. The optimizer uses its tensors without a copy; tensors on disk are read.
 
     Raises:
-        CheckpointError: Afterwards the optimizer lacks tensors of the state.
+        CheckpointError: After loading, the optimizer lacks tensors of the state.
     """
     split = _split_like_parameters(state, optimizer)
     if has_own_form(optimizer):
@@ -38,7 +38,7 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
             )
     else:
         pairs = zip(optimizer.param_groups, split["param_groups"], strict=True)
-        # with what schedulers have noted in groups, such as initial_lr, where what was saved lacks it
+        # with the entries of schedulers in groups, such as initial_lr, that the saved groups lack
         groups = [{**saved, **_other_entries(own, {*saved, *optimizer.defaults})} for own, saved in pairs]
         optimizer.load_state_dict({**split, "param_groups": groups})
     by_parameter = split.get("state")
@@ -47,11 +47,12 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
 
 
 def _other_entries(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the entries of a group without some names."""
     return {name: value for name, value in group.items() if name not in names}
 
 
 def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors in a state by what leads to them."""
+    """Return the shapes of all tensors in a state by their paths."""
     if isinstance(value, Tensor):
         return {name: tuple(value.shape)}
     items: Iterable[tuple[object, object]] = ()
@@ -59,11 +60,11 @@ def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, .
         items = cast("Mapping[object, object]", value).items()
     elif isinstance(value, list | tuple):
         items = enumerate(cast("Sequence[object]", value))
-    return {one: shape for key, item in items for one, shape in _shapes(item, f"{name}[{key!r}]").items()}
+    return {path: shape for key, item in items for path, shape in _shapes(item, f"{name}[{key!r}]").items()}
 
 
 def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
-    """Torch casts state to the precision of the parameter; an optimizer may keep its state in a higher one."""
+    """Undo the cast of torch, which converts the state to the precision of the parameter."""
     for number, parameter in enumerate(_parameters_of(optimizer)):
         state, of_parameter = optimizer.state.get(parameter), saved.get(number)
         if state is None or not isinstance(of_parameter, Mapping):
@@ -75,9 +76,9 @@ def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> Non
 
 
 def _split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state with those tensors split that the optimizer keeps for parameters which are split.
+    """Return a state whose tensors are sharded like the parameters of the optimizer.
 
-    They may have been saved in other pieces, or whole. What belongs to a plain parameter is whole.
+    They may have been saved in different pieces, or whole. The state of a plain parameter is whole.
     """
     entries, numbers = state.get("state"), _numbers(state.get("param_groups"))
     parameters = _parameters_of(optimizer)
@@ -94,11 +95,12 @@ def _split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> di
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _numbers(groups: Any) -> list[object]:
-    """The numbers by which a state calls the parameters, group by group."""
+    """Return the numbers of the parameters in a state, group by group."""
     try:
         return [number for group in groups for number in group["params"]]
     except (KeyError, TypeError):  # a form of its own
@@ -106,6 +108,7 @@ def _numbers(groups: Any) -> list[object]:
 
 
 def _split_entries(parameter: Tensor | None, entries: object) -> Any:
+    """Return the entries of a parameter, sharded like the parameter."""
     if parameter is None or not isinstance(entries, Mapping):
         return StoredTensor.resolve(entries)
     return {
@@ -117,7 +120,7 @@ def _split_entries(parameter: Tensor | None, entries: object) -> Any:
 
 
 def _is_split_with(value: object, parameter: Tensor) -> TypeGuard[Tensor | StoredTensor]:
-    """Whether an optimizer keeps a value in pieces, as it does the parameter. A number of steps is whole."""
+    """Return whether an optimizer shards a value like its parameter. A number of steps is whole."""
     if not is_sharded(parameter) or not isinstance(value, Tensor | StoredTensor):
         return False
     return value.shape == parameter.shape or (len(value.shape) > 1 and len(value.shape) == parameter.dim())

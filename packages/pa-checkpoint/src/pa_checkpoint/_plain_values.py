@@ -1,4 +1,4 @@
-"""What may go into a file that torch.load(weights_only=True) is to read."""
+"""The values that a file for ``torch.load(weights_only=True)`` may contain."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ _MAX_DEPTH = 100  # pickle goes down recursively, and Python's stack ends somewh
 
 
 def ensure_plain(obj: object, where: str) -> None:
-    """Raise an error for anything that could be saved but not loaded again without running code from the file.
+    """Raise an error for a value that ``torch.save`` writes but ``torch.load(weights_only=True)`` does not read.
 
-    Accepted are tensors and parameters, None, booleans, numbers, strings, bytes, torch's sizes, dtypes and
-    devices, dictionaries (also ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and
-    types that were allowed with ``torch.serialization.add_safe_globals``.
+    Call it before a long run saves objects of its user. The error then comes at the start, and names the entry, instead
+    of at the end, when the file is needed.
+
+    Allowed are tensors and parameters, None, booleans, numbers, strings, bytes, sizes, dtypes and devices of torch,
+    dictionaries (including ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and types that were
+    passed to ``torch.serialization.add_safe_globals``.
 
     Args:
-        obj: What is to be saved with ``torch.save``.
-        where: What the caller calls it, as the first part of the path in a message.
+        obj: The value that ``torch.save`` will write.
+        where: The name of the value in your program. The error message begins the path of the entry with it.
 
     Raises:
-        CheckpointError: Something in ``obj`` would be rejected by ``torch.load(..., weights_only=True)``, or could not
-            be saved. The first such entry is named.
+        CheckpointError: ``torch.load(..., weights_only=True)`` would reject an entry, or ``torch.save`` could not write
+            it. The message names the first such entry.
 
     Example:
         >>> ensure_plain({"metrics": [0.5, torch.ones(2)]}, "checkpoint_kwargs")
@@ -52,7 +55,7 @@ def ensure_plain(obj: object, where: str) -> None:
 
 
 class _PlainWalk:
-    """One walk through an object and everything in it, looking at each container once."""
+    """A walk through an object and all values in it that checks each container once."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -61,7 +64,7 @@ class _PlainWalk:
         )
 
     def check(self, value: object, where: str, depth: int) -> None:
-        """Raise an error for ``value`` or the first thing in it that is not plain."""
+        """Raise an error for the first value that is not plain."""
         if _is_single(value) or id(value) in self._seen:
             return
         self._seen.add(id(value))
@@ -115,4 +118,4 @@ def _advice(kind: type) -> str:
         )
     if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float):
         return f"Convert the {kind.__qualname__} to one of these types."
-    return "Store what it can be made of again: its state_dict(), its arguments or its name."
+    return "Store values to build it from: its state_dict(), its arguments or its name."

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: files by digest, manifest last."""
+"""Checkpoints in an object store: files are named by their digests, and the manifest is sent last."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -33,12 +33,12 @@ from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, p
 _ResultT = TypeVar("_ResultT")
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-"""The seconds before each further attempt at something that failed."""
+"""The seconds before each further attempt after a failure."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ObjectStoreError(CheckpointError):
-    """An operation on an object store failed, even after retries.
+    """Report that an operation on an object store has failed, even after retries.
 
     Example:
         >>> issubclass(ObjectStoreError, CheckpointError)
@@ -50,7 +50,7 @@ _HOPELESS = (PermissionError, ImportError, NotImplementedError, NotADirectoryErr
 
 
 class _FileSystem(Protocol):
-    """What is used of fsspec, which has no types."""
+    """The used methods of fsspec, which has no types."""
 
     def invalidate_cache(self) -> None: ...
     def ls(self, path: str, detail: bool) -> list[dict[str, Any]]: ...
@@ -64,20 +64,20 @@ class _FileSystem(Protocol):
 
 
 class ObjectStore:
-    """A folder in an object store, with objects by their names, which are paths within the folder.
+    """A folder in an object store, whose objects have names that are paths within the folder.
 
-    What fails is tried again, with pauses in between, unless that is hopeless. An object that was sent is looked at:
-    one that is not there in its full size is sent again.
+    A failed operation is repeated after a pause, unless a retry cannot help. After sending an object, its size in the
+    store is compared; an object that is missing or incomplete is sent again.
 
     Args:
-        url: Its URL, of a kind that fsspec knows.
+        url: The URL, of any kind that fsspec supports.
 
     Example:
         >>> store = ObjectStore("memory://bucket/first")
-        >>> store.send_bytes(b"what is in it", "states/one")
-        >>> store.sizes("states"), store.read("states/one", bytes)
-        ({'one': 13}, b'what is in it')
-        >>> store.remove("states/one")
+        >>> store.send_bytes(b"some content!", "states/first")
+        >>> store.sizes("states"), store.read("states/first", bytes)
+        ({'first': 13}, b'some content!')
+        >>> store.remove("states/first")
         >>> store.sizes("states")
         {}
     """
@@ -87,7 +87,7 @@ class ObjectStore:
         self._opened: tuple[_FileSystem, str] | None = None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of the objects in a folder, by their names; empty where there is no such folder.
+        """Return the sizes of the objects in a folder by name; empty if there is no such folder.
 
         Raises:
             ObjectStoreError: The store cannot be queried.
@@ -107,7 +107,7 @@ class ObjectStore:
         return self._persistently(folder, look)
 
     def size(self, name: str) -> int | None:
-        """Return the size of an object; None if it is not there.
+        """Return the size of an object, or None if there is no such object.
 
         Raises:
             ObjectStoreError: The store cannot be queried.
@@ -115,33 +115,33 @@ class ObjectStore:
         return self._persistently(name, _size)
 
     def send(self, file: Path, name: str) -> None:
-        """Have the content of a file in an object.
+        """Copy a file to an object.
 
         Raises:
-            ObjectStoreError: It cannot be sent.
+            ObjectStoreError: The object cannot be sent.
             OSError: The file cannot be read.
         """
         size = file.stat().st_size
         self._send(name, size, lambda files, path: files.put_file(str(file), path))
 
     def send_bytes(self, content: bytes, name: str) -> None:
-        """Have some bytes in an object.
+        """Write some bytes to an object.
 
         Raises:
-            ObjectStoreError: They cannot be sent.
+            ObjectStoreError: The object cannot be sent.
         """
         self._send(name, len(content), lambda files, path: files.pipe_file(path, content))
 
     def read(self, name: str, parse: Callable[[bytes], _ResultT]) -> _ResultT:
-        """Return what a function makes of the content of a small object.
+        """Return the result of a function for the content of a small object.
 
         Args:
-            name: The object.
-            parse: Raises a ``CheckpointError`` if the content is damaged, which is then read again.
+            name: The name of the object.
+            parse: The function. If it raises a ``CheckpointError`` for damaged content, the object is read again.
 
         Raises:
-            FileNotFoundError: There is none of this name.
-            CheckpointError: What ``parse`` raised, it is not small, or it cannot be read, which is an
+            FileNotFoundError: There is no such object.
+            CheckpointError: ``parse`` has raised it, the object is too large, or the object cannot be read, which is an
                 ``ObjectStoreError``.
         """
 
@@ -154,16 +154,17 @@ class ObjectStore:
         return self._persistently(name, read)
 
     def fetch(self, name: str, file: Path, entry: FileEntry) -> None:
-        """Have the content of an object in a file, exactly as it was sent.
+        """Copy an object to a file, exactly as it was sent.
 
         Args:
-            name: The object.
-            file: The file, which is written.
-            entry: The size, of which nothing larger is downloaded, and the digest of its bytes.
+            name: The name of the object.
+            file: The file.
+            entry: The expected size and digest. A larger object is not downloaded.
 
         Raises:
             OSError: The local disk is full.
-            CheckpointError: It is not there or has other bytes, or cannot be read, which is an ``ObjectStoreError``.
+            CheckpointError: The object is missing or has different bytes, or it cannot be read, which is an
+                ``ObjectStoreError``.
         """
 
         def fetch(files: _FileSystem, path: str) -> None:
@@ -179,10 +180,10 @@ class ObjectStore:
             raise damage(Path(file.name), f"nothing at {self.url}/{name}") from safe_cause(error, self.url)
 
     def remove(self, name: str) -> None:
-        """Remove an object, or nothing if there is none of this name.
+        """Remove an object if it exists.
 
         Raises:
-            ObjectStoreError: It cannot be removed.
+            ObjectStoreError: The object cannot be removed.
         """
 
         def remove(files: _FileSystem, path: str) -> None:
@@ -194,6 +195,8 @@ class ObjectStore:
         self._persistently(name, remove)
 
     def _send(self, name: str, size: int, write: Callable[[_FileSystem, str], object]) -> None:
+        """Write an object, and compare its size in the store."""
+
         def send(files: _FileSystem, path: str) -> None:
             try:
                 write(files, path)
@@ -210,13 +213,13 @@ class ObjectStore:
         self._persistently(name, send)
 
     def _persistently(self, name: str, action: Callable[[_FileSystem, str], _ResultT]) -> _ResultT:
-        """Do something, again if it fails.
+        """Call a function, and repeat it after failures.
 
         Raises:
-            FileNotFoundError: What the action raised.
+            FileNotFoundError: The function has raised it.
             OSError: The local disk is full.
-            CheckpointError: All attempts failed, or the first one did in a way that will not change. It is an
-                ``ObjectStoreError`` unless an object is damaged.
+            CheckpointError: All attempts have failed, or a retry cannot help. It is an ``ObjectStoreError`` unless an
+                object is damaged.
         """
         files, root = self._open()
         for pause in (*PAUSES, None):
@@ -232,11 +235,12 @@ class ObjectStore:
                     if isinstance(error, CheckpointError):
                         raise
                     raise self._explained(name, error) from safe_cause(error, self.url)
-                if not isinstance(error, CheckpointError):  # what came damaged may come whole at once
+                if not isinstance(error, CheckpointError):  # a damaged download may succeed at once
                     time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
     def _open(self) -> tuple[_FileSystem, str]:
+        """Return the file system of fsspec, and the path of the folder in it."""
         if self._opened is None:
             try:
                 from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]  # it has no types
@@ -248,6 +252,7 @@ class ObjectStore:
         return self._opened
 
     def _explained(self, name: str, error: Exception) -> ObjectStoreError:
+        """Return the error for a failed operation."""
         return ObjectStoreError(
             "An operation on the object store failed.",
             given=f"{self.url}/{name}: {message_of(error, self.url)}",
@@ -257,6 +262,7 @@ class ObjectStore:
 
 
 def _size(files: _FileSystem, path: str) -> int | None:
+    """Return the size of an object, or None if there is no such object."""
     try:
         return int(files.info(path)["size"] or 0)
     except FileNotFoundError:
@@ -264,7 +270,7 @@ def _size(files: _FileSystem, path: str) -> int | None:
 
 
 def _make_folder(files: _FileSystem, folder: str) -> None:
-    """Make a folder where folders are made, and what it is in; never a bucket."""
+    """Create a folder and its parents in stores that need them; never create a bucket."""
     try:
         files.mkdir(folder, create_parents=False)
     except FileExistsError:
@@ -282,19 +288,19 @@ _STATE = re.compile(r"(?P<sequence>\d+)_(?P<update>\d+)_(?P<key>[0-9a-f]{12})_(?
 _WRITER = re.compile(r"(\d+)_[0-9a-f]+")
 
 SECONDS_TO_SETTLE = 60.0
-"""How long what no checkpoint needs is left alone: a listing may not show yet the checkpoint that needs it."""
+"""How long an unneeded file stays: a listing may not yet show the checkpoint that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCheckpoint:
-    """A checkpoint in an object store, as its name tells.
+    """Describe a checkpoint in an object store, according to its name.
 
     Attributes:
-        object_name: The name of its manifest.
-        sequence: Its place in the order in which the checkpoints of the folder were written.
-        update: The optimizer updates made before it was written.
-        key: What stands for the run that wrote it.
-        name: What its directory is called on disk.
+        object_name: The name of its manifest in the store.
+        sequence: Its position in the order in which the checkpoints of the folder were written.
+        update: The number of optimizer updates before it was written.
+        key: A hash of the run that wrote it.
+        name: The name of its directory on disk.
 
     Example:
         >>> RemoteCheckpoint("000000012_480_5f0c5f0c5f0c_step_480.json", 12, 480, "5f0c5f0c5f0c", "step_480").age
@@ -309,19 +315,27 @@ class RemoteCheckpoint:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What sorts checkpoints from oldest to newest, without a clock."""
+        """The key that sorts checkpoints from oldest to newest, without a clock."""
         return self.sequence, self.update
 
     def is_of(self, run: str) -> bool:
-        """Whether it was written by the run of this name."""
+        """Return whether a run has written this checkpoint."""
         return self.key == key_of(run)
 
 
 class RemoteFolder:
-    """Checkpoints in a folder of an object store, of one run or of several.
+    """Manage checkpoints in an object store such as S3 or GCS: upload, list, remove and fetch them.
+
+    Use it to keep checkpoints on machines whose disks disappear, for example spot instances. A checkpoint is first
+    saved to disk, then uploaded. Files that are in the store already, such as a frozen model, are not sent again. The
+    manifest is sent last, so a killed upload leaves nothing that looks like a checkpoint. Failed operations are
+    repeated several times.
+
+    The store must support the URL through fsspec: install ``pa-checkpoint[fsspec]`` and the library of the store, for
+    example ``s3fs``.
 
     Args:
-        url: The folder, as a URL of a kind that fsspec knows.
+        url: The folder, for example ``"s3://bucket/run-7"``. Any URL that fsspec supports is allowed.
 
     Example:
         >>> import tempfile
@@ -349,16 +363,22 @@ class RemoteFolder:
 
     @property
     def url(self) -> str:
-        """The folder."""
+        """The URL of the folder."""
         return self._store.url
 
     def explained(self, problem: str, place: object, error: Exception) -> CheckpointError:
-        """Return an error of this folder with what was to be done, and without what of its URL is secret.
+        """Return an error that says which operation has failed, without passwords of the URL.
+
+        Use it for errors of custom operations on the store, for example in a background thread that logs them.
 
         Args:
-            problem: What has failed.
-            place: What that was to be done with.
-            error: What was raised. It is the cause of the new one, unless its traceback could show secrets.
+            problem: A sentence that names the failure.
+            place: The checkpoint or file that the operation was about.
+            error: The error of the store. It becomes the cause of the new error, unless its traceback could show a
+                password.
+
+        Returns:
+            The error, which the caller raises or prints.
 
         Example:
             >>> store = RemoteFolder("memory://me:secret@bucket/states")
@@ -372,32 +392,72 @@ class RemoteFolder:
         explained.__cause__ = safe_cause(error, self.url)
         return explained
 
-    # What is there
+    # Listing
 
     def states(self) -> list[RemoteCheckpoint]:
-        """List the checkpoints, oldest first.
+        """List the checkpoints in the store, oldest first.
+
+        Returns:
+            The checkpoints. ``name`` is the name of the directory on disk, and ``update`` the number of optimizer
+            updates.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            CheckpointError: The store cannot be queried, even after retries.
+
+        Example:
+            >>> RemoteFolder("memory://bucket/an-empty-folder").states()
+            []
         """
         found = (_state(name) for name in self._store.sizes(_STATES))
         return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
 
     def has_run(self, run: str) -> bool:
-        """Whether a run is known here: it was registered, or has begun to send checkpoints.
+        """Return whether the store knows a run, because it was registered or has begun to send checkpoints.
+
+        Use it when a run starts, to tell a new run from a run that resumes on a new machine.
+
+        Args:
+            run: The run, as in ``"run"`` of the summaries.
+
+        Returns:
+            True if the store knows the run.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            CheckpointError: The store cannot be queried, even after retries.
+
+        Example:
+            >>> store = RemoteFolder("memory://bucket/known-runs")
+            >>> store.register("first")
+            >>> store.has_run("first"), store.has_run("second")
+            (True, False)
         """
         return bool(self._store.sizes(f"{_WRITERS}/{key_of(run)}"))
 
     def has_later(self, run: str, sequence: int, update: int) -> bool:
-        """Whether a checkpoint of a run is here that was written later than one of this sequence and update.
+        """Return whether the store has a later checkpoint of a run than the given position.
 
-        Checkpoints whose files are not all there do not count.
+        Use it to skip an upload that is already superseded. Checkpoints with missing files do not count.
+
+        Args:
+            run: The run, as in ``"run"`` of the summaries.
+            sequence: The position of the known checkpoint in the order of its folder.
+            update: The number of optimizer updates of the known checkpoint, which decides between equal positions.
+
+        Returns:
+            True if there is a later checkpoint.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            CheckpointError: The store cannot be queried, even after retries.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> store = RemoteFolder("memory://bucket/later")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first", "sequence": 2, "update": 200})
+            ...     uploaded = store.upload(f"{folder}/step_200")
+            >>> store.has_later("first", sequence=1, update=100), store.has_later("first", sequence=2, update=200)
+            (True, False)
         """
         key = key_of(run)
         later = [state for state in self.states() if state.key == key and state.age > (sequence, update)]
@@ -406,28 +466,58 @@ class RemoteFolder:
         return any(record is not None and record.problem is None for record in records)
 
     def next_sequence(self) -> int:
-        """Return 1 more than the highest sequence of a checkpoint here, or 1.
+        """Return one more than the highest sequence number in the store, or 1.
+
+        Use it for a run that begins with an empty disk, so that its checkpoints come after the checkpoints in the
+        store.
+
+        Returns:
+            The number.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            CheckpointError: The store cannot be queried, even after retries.
+
+        Example:
+            >>> RemoteFolder("memory://bucket/an-empty-folder").next_sequence()
+            1
         """
         return 1 + max((state.sequence for state in self.states()), default=0)
 
     def digest(self, state: RemoteCheckpoint) -> str:
-        """Return the digest of a checkpoint, as ``load`` does.
+        """Return the digest of a checkpoint in the store, which is the ``digest`` of the loaded ``Checkpoint``.
+
+        Args:
+            state: A checkpoint that ``states`` has listed.
+
+        Returns:
+            The SHA-256 digest of the manifest, in hexadecimal.
 
         Raises:
-            CheckpointError: Its manifest is not there, or damaged, or the store cannot be queried.
+            CheckpointError: The manifest is missing or damaged, or the store cannot be queried.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save, verify
+            >>> store = RemoteFolder("memory://bucket/digests")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first"})
+            ...     store.digest(store.upload(f"{folder}/step_200")) == verify(f"{folder}/step_200")
+            True
         """
         return self._read(state).digest
 
     # Sending
 
     def check(self) -> None:
-        """See that objects can be written, read, listed and removed.
+        """Check that objects can be written, read, listed and removed in the store.
+
+        Call it when a script starts, so that missing permissions are an error then, not at the first upload.
 
         Raises:
-            ObjectStoreError: They cannot.
+            CheckpointError: An operation has failed, even after retries.
+
+        Example:
+            >>> RemoteFolder("memory://bucket/states").check()
         """
         name, content = f"{_WRITERS}/probe_{secrets.token_hex(4)}", b"written, read and removed by a run that starts"
         self._store.send_bytes(content, name)
@@ -436,30 +526,54 @@ class RemoteFolder:
         self._store.remove(name)
 
     def register(self, run: str) -> None:
-        """Have the store know a run before its first checkpoint, which counts on the disk until it is sent.
+        """Record a run in the store before its first checkpoint is uploaded.
+
+        If the process is killed before the first upload, ``fetch`` then still uses checkpoints of this run that are on
+        the local disk.
+
+        Args:
+            run: The run, as in ``"run"`` of the summaries.
 
         Raises:
-            ObjectStoreError: The store cannot be queried, or not written to.
+            CheckpointError: The store cannot be queried or written to.
+
+        Example:
+            >>> store = RemoteFolder("memory://bucket/registered")
+            >>> store.register("first")
+            >>> store.has_run("first")
+            True
         """
         if not self.has_run(run):
             self._require_to_be_writer(key_of(run))
 
     def upload(self, directory: str | Path) -> RemoteCheckpoint:
-        """Send a checkpoint, without the files that are there already, and its manifest last.
+        """Send a checkpoint to the store, without the files that are there already.
 
-        When this object sends the first one of a run, other processes can send no more checkpoints of that run.
+        The manifest is sent last, so that a killed upload leaves no checkpoint. With the first upload of a run, this
+        object becomes its only sender: older processes that still send checkpoints of the run get an error. So a run
+        that was started a second time cannot mix with the first.
 
         Args:
-            directory: The checkpoint.
+            directory: The directory of a saved checkpoint.
 
         Returns:
-            What it is in the store.
+            The description of the checkpoint in the store.
 
         Raises:
-            CheckpointNotFoundError: It was replaced or removed meanwhile.
-            CheckpointError: It is not there or damaged, another process sends checkpoints of the run by now, or the
+            CheckpointNotFoundError: The checkpoint was replaced or removed during the upload.
+            CheckpointError: The checkpoint is missing or damaged, a newer process sends checkpoints of the run, or the
                 store cannot be reached.
             OSError: The checkpoint cannot be read.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> store = RemoteFolder("memory://bucket/uploads")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first", "update": 200})
+            ...     uploaded = store.upload(f"{folder}/step_200")
+            >>> uploaded.name, uploaded.update
+            ('step_200', 200)
         """
         path = Path(directory)
         check_name(path.name)
@@ -481,16 +595,17 @@ class RemoteFolder:
         return cast("RemoteCheckpoint", _state(name))
 
     def _require_same(self, state: Path, found: Found, sent: str) -> None:
-        """Take back what was sent if another checkpoint is there by now, which it may belong to."""
+        """Remove a sent object if a different checkpoint has taken the path in the meantime, which it may belong to."""
         if find(state) != found:
             self._store.remove(sent)
             raise CheckpointNotFoundError(
                 "The checkpoint was replaced or removed while it was sent.",
                 given=str(state),
-                do="Send the one that is there now.",
+                do="Send the checkpoint that is there now.",
             )
 
     def _require_to_be_writer(self, key: str) -> None:
+        """Become the sender of a run, or raise an error if a newer process has become its sender."""
         folder = f"{_WRITERS}/{key}"
         numbers = {name: int(match[1]) for name in self._store.sizes(folder) if (match := _WRITER.fullmatch(name))}
         if key not in self._writers:
@@ -506,28 +621,39 @@ class RemoteFolder:
             raise CheckpointError(
                 "Another process sends checkpoints of this run to the object store by now.",
                 given=f"{self.url}, where {last} was the last to begin",
-                do="End this process, or the other one.",
+                do="End this process, or the other process.",
             )
 
     # Removing
 
     def keep(self, newest: int, run: str) -> list[RemoteCheckpoint]:
-        """Remove the checkpoints of a run but the newest whole ones, and the files that none of the others needs.
+        """Remove all checkpoints of a run except the newest, and the files that no remaining checkpoint needs.
 
-        Of checkpoints with the same name, only the newest whole one counts, as in a folder.
-        Checkpoints of other runs, and their files, stay. Only the process that sends the run's checkpoints may call
-        this.
+        If several checkpoints have the same name, only the newest complete one of them counts, as in a folder.
+        Checkpoints of other runs stay. Only the process that uploads the checkpoints of the run may call this. Files of
+        unfinished uploads are removed a minute later, by a further call.
 
         Args:
-            newest: How many checkpoints stay, at least 1.
-            run: The run.
+            newest: How many checkpoints to keep, at least 1.
+            run: The run, as in ``"run"`` of the summaries.
 
         Returns:
-            What was removed.
+            The removed checkpoints.
 
         Raises:
             ValueError: ``newest`` is less than 1.
-            CheckpointError: Another process sends checkpoints of the run by now, or the store cannot be queried.
+            CheckpointError: A newer process sends checkpoints of the run, or the store cannot be queried.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import save
+            >>> store = RemoteFolder("memory://bucket/kept")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     for step in (1, 2, 3):
+            ...         save(f"{folder}/step_{step}", {"step": step}, summary={"run": "first"})
+            ...         uploaded = store.upload(f"{folder}/step_{step}")
+            >>> [state.name for state in store.keep(newest=2, run="first")]
+            ['step_1']
         """
         key = key_of(run)
         self._require_to_be_writer(key)
@@ -537,7 +663,7 @@ class RemoteFolder:
         replaced = _replaced(own, records)
         remaining = [record for record in records if own[record.path.name] not in replaced]
         old = states_to_remove(remaining, newest, lambda record: record.run == run)
-        removed = [*replaced, *(own[one.path.name] for one in old)]
+        removed = [*replaced, *(own[record.path.name] for record in old)]
         for state in removed:
             self._store.remove(f"{_STATES}/{state.object_name}")
         given_up = {
@@ -550,7 +676,7 @@ class RemoteFolder:
         return removed
 
     def _record(self, state: RemoteCheckpoint, run: str, sizes: Mapping[str, int]) -> CheckpointInfo | None:
-        """What is known of a checkpoint; None of one that was removed, and is still listed."""
+        """Return the description of a checkpoint, or None if it was removed and is still listed."""
         try:
             files = self._read(state).files.values()
             problem = None if all(sizes.get(entry.sha256) == entry.bytes for entry in files) else "a file is missing"
@@ -564,11 +690,11 @@ class RemoteFolder:
         return CheckpointInfo(path, state.sequence, run, state.update, epoch=0, complete=False, problem=problem)
 
     def _remove_unneeded(self, key: str, files: Collection[str], given_up: Collection[str]) -> None:
-        """Remove files that no checkpoint needs: files of removed checkpoints, and half-sent files.
+        """Remove files of removed checkpoints and of unfinished uploads that no checkpoint needs.
 
-        The latter waits: it may belong to a checkpoint that is not listed yet.
+        Files of unfinished uploads are removed after a delay, since their checkpoint may not be listed yet.
         """
-        # Listed anew, with what this process has sent, whether it is listed or not.
+        # Listed again, together with the objects that this process has sent, whether they are listed or not.
         states = {state.object_name: state for state in self.states() if state.key == key}
         needed = {entry.sha256 for name in self._manifests for entry in self._manifests[name].files.values()}
         for state in states.values():
@@ -596,23 +722,36 @@ class RemoteFolder:
         digest: str | None = None,
         say: Callable[[str], None] | None = None,
     ) -> tuple[Path, list[Skipped]]:
-        """Have the newest whole checkpoint in a local folder, each file compared with its digest.
+        """Download the newest complete checkpoint to a local folder, and return its path.
 
-        What the folder has already is not downloaded. If it has a newer one, of a run that is known here, that is the
-        one: its process was killed before it was uploaded.
+        Call it at the start of a script on a new machine, before ``Folder.newest``. Each file is compared with its
+        digest; a damaged checkpoint is skipped for the next older. Nothing is downloaded if the folder already has the
+        checkpoint. If the folder has a newer checkpoint of a run that the store knows, for example because the process
+        was killed before the upload, its path is returned.
 
         Args:
-            into: The folder.
-            name: Has the newest one of this name instead.
-            digest: Has the one with this digest instead.
-            say: Told what is downloaded.
+            into: The local folder.
+            name: The name of the wanted checkpoint, for example ``"final"``. The default, None, allows all names.
+            digest: The digest of the wanted checkpoint. The default, None, allows all checkpoints.
+            say: A function that is called with a sentence before a download. By default nothing is said.
 
         Returns:
-            Its path, and those that were skipped, newest first.
+            The path of the checkpoint in the folder, and the skipped checkpoints, newest first.
 
         Raises:
-            CheckpointNotFoundError: There is none.
-            CheckpointError: None is whole, the store cannot be queried, or the folder not written to.
+            CheckpointNotFoundError: The store has no such checkpoint.
+            CheckpointError: No checkpoint is complete, the store cannot be queried, or the folder cannot be written to.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import load, save
+            >>> store = RemoteFolder("memory://bucket/fetched")
+            >>> with tempfile.TemporaryDirectory() as disk, tempfile.TemporaryDirectory() as other_disk:
+            ...     save(f"{disk}/step_200", {"step": 200}, summary={"run": "first"})
+            ...     uploaded = store.upload(f"{disk}/step_200")
+            ...     path, skipped = store.fetch(other_disk)
+            ...     load(path)["step"], skipped
+            (200, [])
         """
         folder = Folder(into)
         states = [state for state in self.states() if name in (None, state.name)]
@@ -635,7 +774,7 @@ class RemoteFolder:
         if skipped:
             raise CheckpointError(
                 "None of the checkpoints in the object store is valid.",
-                given=f"{self.url} with {'; '.join(f'{one.path}: {one.reason}' for one in skipped)}",
+                given=f"{self.url} with {'; '.join(f'{entry.path}: {entry.reason}' for entry in skipped)}",
                 do="Restore one from a backup, or remove them to begin a new run.",
             )
         raise CheckpointNotFoundError(
@@ -645,13 +784,14 @@ class RemoteFolder:
         )
 
     def _newest_local(self, folder: Folder, states: Collection[RemoteCheckpoint]) -> CheckpointInfo | None:
-        """The newest whole one in the folder that is of a run which the store knows."""
+        """Return the newest complete checkpoint in a folder that belongs to a run of the store."""
         records = [record for record in folder.records() if record.problem is None]
         keys = {state.key for state in states}
         known = {run for run in {record.run for record in records} if key_of(run) in keys or self.has_run(run)}
-        return next((one for one in reversed(records) if one.run in known and _is_whole(one.path)), None)
+        return next((record for record in reversed(records) if record.run in known and _is_whole(record.path)), None)
 
     def _bring(self, state: RemoteCheckpoint, folder: Folder, say: Callable[[str], None] | None) -> Path:
+        """Return the path of a checkpoint in a folder, after downloading it if necessary."""
         digest = self.digest(state)
         for record in folder.records():
             if record.digest == digest and _is_whole(record.path):
@@ -661,17 +801,30 @@ class RemoteFolder:
         return self.download(state, folder.path)
 
     def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
-        """Fetch a checkpoint into a folder, where it is the same as it was on the disk from which it was sent.
+        """Download a checkpoint of the store to a folder.
+
+        ``fetch`` chooses the checkpoint by itself. Use this method for a checkpoint from ``states``.
 
         Args:
-            state: The checkpoint.
-            folder: The folder, made if it is missing; a checkpoint of the same run and name is replaced.
+            state: A checkpoint that ``states`` has listed.
+            folder: The local folder, which is created if it is missing. A checkpoint of the same run and name is
+                replaced.
 
         Returns:
-            Its directory.
+            The directory of the checkpoint, with exactly the files that were uploaded.
 
         Raises:
-            CheckpointError: It is not there any more, or damaged, or the store cannot be queried, or the disk is full.
+            CheckpointError: The checkpoint was removed or is damaged, the store cannot be queried, or the disk is full.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import load, save
+            >>> store = RemoteFolder("memory://bucket/downloads")
+            >>> with tempfile.TemporaryDirectory() as disk, tempfile.TemporaryDirectory() as other_disk:
+            ...     save(f"{disk}/step_200", {"step": 200}, summary={"run": "first"})
+            ...     uploaded = store.upload(f"{disk}/step_200")
+            ...     load(store.download(store.states()[0], other_disk))["step"]
+            200
         """
         text, manifest = self._read_anew(state)
         run = str(manifest.summary.get("run", ""))
@@ -695,18 +848,18 @@ class RemoteFolder:
         return target
 
     def _read(self, state: RemoteCheckpoint) -> Manifest:
-        """Return what the manifest of a checkpoint says.
+        """Return the manifest of a checkpoint.
 
         Raises:
-            CheckpointNotFoundError: It is not there any more.
-            CheckpointError: It is damaged, or the store cannot be queried.
+            CheckpointNotFoundError: The checkpoint was removed.
+            CheckpointError: The manifest is damaged, or the store cannot be queried.
         """
         if state.object_name not in self._manifests:
             _, self._manifests[state.object_name] = self._read_anew(state)
         return self._manifests[state.object_name]
 
     def _read_anew(self, state: RemoteCheckpoint) -> tuple[bytes, Manifest]:
-        """Return the manifest of a checkpoint as it is in the store."""
+        """Return the manifest of a checkpoint as the store has it now."""
 
         def parse(text: bytes) -> tuple[bytes, Manifest]:
             manifest = parse_manifest(text, Path(state.object_name))
@@ -720,12 +873,12 @@ class RemoteFolder:
             raise CheckpointNotFoundError(
                 "The checkpoint is not in the object store any more.",
                 given=f"{self.url}/{_STATES}/{state.object_name}",
-                do="Use a newer one.",
+                do="Use a newer checkpoint.",
             ) from safe_cause(error, self.url)
 
 
 def _is_whole(directory: Path) -> bool:
-    """Whether each file of a checkpoint on the disk is as it was written."""
+    """Return whether all files of a checkpoint on the disk have their digests."""
     folder = located(directory)
     try:
         manifest = read_manifest(folder)
@@ -736,13 +889,14 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _replaced(states: Mapping[str, RemoteCheckpoint], records: Sequence[CheckpointInfo]) -> list[RemoteCheckpoint]:
-    """Return the checkpoints with the name of a later whole one; both arguments have the oldest first."""
-    newest = {one.name: one for one in (states[record.path.name] for record in records if record.problem is None)}
+    """Return the checkpoints with the name of a later complete checkpoint; both arguments begin with the oldest."""
+    newest = {state.name: state for state in (states[record.path.name] for record in records if record.problem is None)}
     found = [states[record.path.name] for record in records]
     return [state for state in found if state.age < newest.get(state.name, state).age]
 
 
 def _state(object_name: str) -> RemoteCheckpoint | None:
+    """Return the checkpoint that the name of an object describes, or None."""
     match = _STATE.fullmatch(object_name)
     if match is None:
         return None
@@ -752,6 +906,7 @@ def _state(object_name: str) -> RemoteCheckpoint | None:
 
 
 def _object_name(name: str, manifest: Manifest) -> str:
+    """Return the name of the manifest of a checkpoint in the store."""
     summary = manifest.summary
     sequence, update, run = summary.get("sequence", 0), summary.get("update", 0), str(summary.get("run", ""))
     return f"{sequence:09}_{update}_{key_of(run)}_{quote(name, safe='')}.json"

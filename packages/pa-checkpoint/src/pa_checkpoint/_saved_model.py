@@ -1,4 +1,4 @@
-"""What is saved of a model."""
+"""The saved form of a model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,32 @@ from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._torch import is_sharded
 
 EXTRA_STATE = "_extra_state"
-"""The last part of the name that torch gives it."""
+"""The last part of the name that torch gives to the extra state of a module."""
 
 
 class SavedModel(NamedTuple):
-    """The weights of a model, and what its state dict leaves out. ``_asdict()`` of it can be a part of a checkpoint.
+    """Hold the weights of a model, and the values that its state dict leaves out.
+
+    A state dict contains neither non-persistent buffers nor the ``requires_grad`` of the parameters, so a frozen layer
+    would train after a resume. Use ``SavedModel.of(model)._asdict()`` as a part of a checkpoint, and
+    ``SavedModel(**part)`` after loading it.
 
     Attributes:
-        weights: The state dict.
+        weights: The state dict of the model.
         other_buffers: The buffers that a state dict leaves out, by name.
-        trainable: Whether each parameter is trained, by name.
+        trainable: Whether each parameter requires a gradient, by name.
 
     Example:
-        >>> sorted(SavedModel.of(nn.Linear(1, 1))._asdict())
-        ['other_buffers', 'trainable', 'weights']
+        >>> import tempfile
+        >>> from pa_checkpoint import load, save
+        >>> model, restored = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> _ = model.bias.requires_grad_(False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(f"{folder}/step_1", {"model": SavedModel.of(model)._asdict()})
+        ...     saved = SavedModel(**load(f"{folder}/step_1")["model"])
+        >>> saved.load_into(restored, saved.weights)
+        >>> restored.bias.requires_grad, bool((restored.weight == model.weight).all())
+        (False, True)
     """
 
     weights: Mapping[str, Any]
@@ -33,10 +45,18 @@ class SavedModel(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module) -> SavedModel:
-        """Return what is to be saved of a model; tensors are not copied.
+        """Capture the state of a model without copying its tensors.
 
         Args:
-            model: The model without wrappers, whose keys are the plain ones.
+            model: The model without wrappers such as ``DistributedDataParallel``, so that the names have no prefix.
+
+        Returns:
+            The state. Its tensors share memory with the model, so save or copy it before the next update.
+
+        Example:
+            >>> saved = SavedModel.of(nn.BatchNorm1d(3))
+            >>> sorted(saved.weights), saved.trainable
+            (['bias', 'num_batches_tracked', 'running_mean', 'running_var', 'weight'], {'weight': True, 'bias': True})
         """
         weights = model.state_dict()
         return cls(
@@ -46,14 +66,21 @@ class SavedModel(NamedTuple):
         )
 
     def load_into(self, model: nn.Module, names: Iterable[str]) -> None:
-        """Load what is saved into a model, by way of its ``load_state_dict``.
+        """Load the saved values into a model through its ``load_state_dict``.
 
-        Weights that stay on disk, or that this process has only pieces of, are read into the memory of the model
-        itself: its ``load_state_dict`` gets them as those that it has already, in any form in which it keeps them.
+        Weights that are still on disk, and weights that are sharded over processes, are read directly into the memory
+        of the model, without a whole copy on this process.
 
         Args:
             model: The model without wrappers.
-            names: Which weights it can load; others stay as they are.
+            names: The names of the weights to load. All other weights keep their values. Pass ``saved.weights`` for
+                all.
+
+        Example:
+            >>> pretrained, model = nn.Linear(2, 1), nn.Linear(2, 1)
+            >>> SavedModel.of(pretrained).load_into(model, ["weight"])  # keeps the new bias
+            >>> bool((model.weight == pretrained.weight).all()), bool((model.bias == pretrained.bias).all())
+            (True, False)
         """
         own = model.state_dict()
         read: dict[str, Any] = {}

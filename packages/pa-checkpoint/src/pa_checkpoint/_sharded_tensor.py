@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class PieceSource(Protocol):
-    """Where the values of a piece are."""
+    """The place of the values of a piece."""
 
     def read_into(self, target: Tensor, offsets: Sequence[int]) -> None:
         """Fill a tensor with the part of the piece that begins at the offsets and has the shape of the tensor.
 
         Raises:
-            CheckpointError: The values are not there any more.
+            CheckpointError: The values cannot be read any more.
         """
         ...
 
 
 class StoredPiece(NamedTuple):
-    """One of the pieces of a stored tensor.
+    """A piece of a stored tensor.
 
     Attributes:
-        offsets: Where it begins in the whole tensor, in each dimension.
-        shape: Its own shape.
-        source: Where its values are.
+        offsets: The beginning of the piece in the whole tensor, in each dimension.
+        shape: The shape of the piece.
+        source: The place of its values.
     """
 
     offsets: tuple[int, ...]
@@ -51,17 +51,24 @@ class StoredPiece(NamedTuple):
 
 
 class StoredTensor:
-    """A tensor of a checkpoint whose values stay on disk until they are requested.
+    """Represent a tensor of a checkpoint whose values stay on disk until they are read.
 
-    It may have been saved in other pieces than those in which it is read, or whole.
+    ``load(..., lazy=True)`` returns it for tensors that several processes have saved in pieces. Each process then reads
+    only its piece, even if the tensor was saved whole or in different pieces, for example on a different number of
+    processes.
 
     Args:
         shape: The shape of the whole tensor.
-        dtype: Its dtype.
-        pieces: What was saved of it, which covers the whole tensor once.
+        dtype: The type of the elements.
+        pieces: The saved pieces, which together cover the tensor once.
+
+    Attributes:
+        shape: The shape of the whole tensor.
+        dtype: The type of the elements.
+        pieces: The saved pieces.
 
     Raises:
-        ValueError: The pieces do not.
+        ValueError: The pieces do not have as many elements as the tensor.
 
     Example:
         >>> stored = StoredTensor.of(torch.arange(4.0))
@@ -81,7 +88,20 @@ class StoredTensor:
 
     @classmethod
     def of(cls, tensor: Tensor | StoredTensor) -> StoredTensor:
-        """Return a tensor in memory as a stored one of a single piece, and a stored one as it is."""
+        """Return a tensor in memory as a stored tensor of a single piece; return a stored tensor unchanged.
+
+        Use it to treat both kinds of tensors in the same way.
+
+        Args:
+            tensor: A tensor in memory, or a stored tensor.
+
+        Returns:
+            A stored tensor, which shares the memory of the tensor.
+
+        Example:
+            >>> StoredTensor.of(torch.ones(2, 3)).shape
+            torch.Size([2, 3])
+        """
         if isinstance(tensor, StoredTensor):
             return tensor
         whole = StoredPiece((0,) * tensor.dim(), tuple(tensor.shape), _InMemory(tensor))
@@ -89,12 +109,18 @@ class StoredTensor:
 
     @staticmethod
     def resolve(value: Any, like: object = None) -> Any:
-        """Return a value that was read lazily, with tensors in the place of stored ones.
+        """Replace all stored tensors in a value by tensors in memory.
+
+        Use it on a part of a checkpoint that was loaded with ``lazy=True``, before you pass the part to
+        ``load_state_dict``.
 
         Args:
-            value: A part of a checkpoint, or something in it; its dictionaries are changed.
-            like: The value that an object has now in its place. Where that has a tensor that is sharded, the saved one
-                is sharded in the same way, be it stored or whole. All others are whole.
+            value: A part of a checkpoint, or an entry in it. Its dictionaries are changed in place.
+            like: The present state of the object that will load the value. Tensors of the value are sharded like the
+                sharded tensors in it. By default all tensors are whole, on the CPU.
+
+        Returns:
+            The value without stored tensors.
 
         Example:
             >>> StoredTensor.resolve({"weights": [StoredTensor.of(torch.ones(2))], "step": 3})
@@ -103,36 +129,71 @@ class StoredTensor:
         return _Resolving().resolve(value, like)
 
     def example(self) -> Tensor:
-        """Return a tensor of the same shape and dtype that takes no memory, to be compared with others."""
+        """Return a tensor of the same shape and type that takes no memory, to compare shapes without reading values.
+
+        Returns:
+            A tensor of zeros that must not be changed.
+
+        Example:
+            >>> StoredTensor.of(torch.ones(2, 3)).example().shape
+            torch.Size([2, 3])
+        """
         return torch.zeros((), dtype=self.dtype, device="cpu").expand(self.shape)
 
     def whole(self) -> Tensor:
-        """Return all of it, on the CPU."""
+        """Read the whole tensor into the memory of the CPU.
+
+        Returns:
+            A tensor with the saved shape and type.
+
+        Raises:
+            CheckpointError: A file cannot be read any more.
+
+        Example:
+            >>> StoredTensor.of(torch.arange(3)).whole()
+            tensor([0, 1, 2])
+        """
         tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read_into(tensor)
         return tensor
 
     def like(self, parameter: Tensor) -> Tensor:
-        """Return it split as a parameter is, or whole on the device of a plain parameter.
+        """Read the tensor sharded like a parameter, or whole on the device of a plain parameter.
 
-        A tensor of another shape, such as the sum of each row, is split along those dimensions that it shares with the
-        parameter.
+        Use it for the state of an optimizer. A tensor of a different shape, for example the sum of each row, is split
+        along the dimensions that it shares with the parameter.
 
         Args:
-            parameter: A ``DTensor``, of which only the piece of this process is read, or a plain one.
+            parameter: A parameter. If it is a ``DTensor``, this process reads only its piece.
+
+        Returns:
+            A tensor with the saved type.
+
+        Raises:
+            CheckpointError: A file cannot be read any more.
+
+        Example:
+            >>> StoredTensor.of(torch.arange(3)).like(torch.nn.Parameter(torch.zeros(3)))
+            tensor([0, 1, 2])
         """
         made = self._empty_like(parameter)
         self.read_into(made)
         return made
 
     def read_into(self, target: Tensor) -> None:
-        """Fill a tensor of the same shape, of any dtype and on any device.
+        """Fill a tensor of the same shape, of any type and on any device.
 
         Args:
-            target: A ``DTensor``, of which only the piece of this process is read, or a plain one.
+            target: The tensor to fill. If it is a ``DTensor``, this process reads only its piece.
 
         Raises:
-            CheckpointError: The file cannot be read any more.
+            CheckpointError: A file cannot be read any more.
+
+        Example:
+            >>> weight = torch.nn.Parameter(torch.zeros(2))
+            >>> StoredTensor.of(torch.ones(2)).read_into(weight)
+            >>> weight.tolist()
+            [1.0, 1.0]
         """
         with torch.no_grad():
             if is_sharded(target):
@@ -142,6 +203,7 @@ class StoredTensor:
                 piece.source.read_into(_region(target, piece.offsets, piece.shape), (0,) * len(piece.shape))
 
     def _read_piece_into(self, target: DTensor) -> None:
+        """Fill the piece of this process."""
         from torch.distributed.checkpoint.metadata import (
             ChunkStorageMetadata,
             TensorProperties,
@@ -152,7 +214,7 @@ class StoredTensor:
         saved = TensorStorageMetadata(
             TensorProperties(dtype=self.dtype),
             self.shape,
-            [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape)) for one in self.pieces],
+            [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape)) for piece in self.pieces],
         )
         local, chunks = local_piece(target), chunks_of(target)
         for item in create_read_items_for_chunk_list("", saved, chunks):
@@ -160,17 +222,19 @@ class StoredTensor:
             piece.source.read_into(_region(local, item.dest_offsets, item.lengths), item.storage_offsets)
 
     def _empty_like(self, parameter: Tensor) -> Tensor:
+        """Return an empty tensor that is sharded like a parameter."""
         if not is_sharded(parameter):
             return torch.empty(self.shape, dtype=self.dtype, device=parameter.device)
         if self.shape == parameter.shape:
             return torch.empty_like(parameter, dtype=self.dtype, requires_grad=False)
         from torch.distributed.tensor import empty  # pyright: ignore[reportUnknownVariableType]  # its sizes have no type
 
-        placements = [self._placement(one, parameter) for one in parameter.placements]
+        placements = [self._placement(placement, parameter) for placement in parameter.placements]
         made = empty(*self.shape, dtype=self.dtype, device_mesh=parameter.device_mesh, placements=placements)
         return made.to(parameter.device)  # that of the mesh is another one where parameters are kept on the host
 
     def _placement(self, placement: Placement, parameter: Tensor) -> Placement:
+        """Return the placement of this tensor for a placement of a parameter."""
         from torch.distributed.tensor import Replicate
 
         dimension: int | None = getattr(placement, "dim", None)  # of Shard
@@ -187,6 +251,7 @@ class _InMemory(NamedTuple):
 
 
 def _region(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Return a block of a tensor."""
     for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dimension, offset, length)
     return tensor
@@ -196,7 +261,7 @@ _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})  # long lists of
 
 
 class _Resolving:
-    """One walk through a value."""
+    """A walk through a value that replaces stored tensors."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[int, int], tuple[object, object, Tensor]] = {}
@@ -228,7 +293,7 @@ class _Resolving:
         ]
 
     def _tensor(self, value: Tensor | StoredTensor, own: object) -> Tensor:
-        """What is mentioned several times comes back as one tensor."""
+        """Return the tensor in memory, the same tensor for each mention of a stored tensor."""
         parameter = own if is_sharded(own) and own.shape == value.shape else None
         if isinstance(value, Tensor) and parameter is None:
             return value
@@ -245,13 +310,14 @@ if TYPE_CHECKING:
 
 
 class ShardedPiece(NamedTuple):
-    """What this process has of a sharded tensor, and where the rest is.
+    """The piece of a sharded tensor that this process holds, and the places of the other pieces.
 
     Attributes:
-        tensor: The piece of this process, detached and not copied; without elements where the process has none.
-        is_written_here: Whether this process writes its piece. Where several have the same one, one of them does.
-        description: What the document of a checkpoint says of the whole tensor besides its name: the same on all
-            processes, with pieces that are not empty, and together the whole tensor.
+        tensor: The piece of this process, detached and not copied; without elements if the process has none.
+        is_written_here: Whether this process writes its piece. If several processes hold the same piece, one of them
+            does.
+        description: The description of the whole tensor in the document of a checkpoint, without its name. It is the
+            same on all processes, and its pieces are not empty and make up the whole tensor.
     """
 
     tensor: Tensor
@@ -260,7 +326,7 @@ class ShardedPiece(NamedTuple):
 
 
 class UnknownLayoutError(ValueError):
-    """The pieces of a tensor are not blocks that make up the whole; says in a few words why."""
+    """The pieces of a tensor are not blocks of the whole; the message gives the reason in a few words."""
 
 
 def file_of_pieces(part: str, process: int, *, constant: bool = False) -> str:
@@ -269,15 +335,15 @@ def file_of_pieces(part: str, process: int, *, constant: bool = False) -> str:
     Args:
         part: The name of the part.
         process: The rank of the process.
-        constant: Whether it is the file of those that are as in the checkpoint before.
+        constant: Whether the file holds the pieces that are unchanged since the previous checkpoint.
     """
     return f"{part}.{'constant.' if constant else ''}{process}-of-{dist.get_world_size()}.safetensors"
 
 
 class PieceLayout:
-    """Plans who writes the pieces of several tensors, so that each process writes about as much.
+    """Decides which process writes which piece of several tensors, so that all processes write about as much.
 
-    All processes come to the same plan without an exchange: it follows from the meshes and the placements alone.
+    All processes reach the same decision without communication, since it depends only on the meshes and the placements.
 
     Args:
         part: The name of the part of the checkpoint.
@@ -288,7 +354,7 @@ class PieceLayout:
         self._bytes_to_write: dict[int, int] = {}
 
     def plan(self, tensor: DTensor) -> ShardedPiece:
-        """Plan the next tensor; in the same order on all processes.
+        """Decide about the next tensor; all processes must pass the tensors in the same order.
 
         Raises:
             UnknownLayoutError: The pieces are partial sums, or do not make up the whole tensor.
@@ -310,7 +376,7 @@ class PieceLayout:
 
 
 class _Block(NamedTuple):
-    """A block of a tensor, and the processes that have it."""
+    """A block of a tensor, and the processes that hold it."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -321,7 +387,7 @@ class _Block(NamedTuple):
 def _blocks(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[_Block, ...]:
-    """Return the blocks that are not empty, in the order of the processes of a mesh.
+    """Return the blocks with elements, in the order of the processes of a mesh.
 
     Args:
         shape: The shape of the whole tensor.
@@ -330,7 +396,7 @@ def _blocks(
         placements: How each dimension of the mesh splits the tensor.
 
     Raises:
-        UnknownLayoutError: As for ``plan``.
+        UnknownLayoutError: The pieces are partial sums, or do not make up the whole tensor.
     """
     if any(placement.is_partial() for placement in placements):
         raise UnknownLayoutError("each process has a part of a sum")
@@ -345,15 +411,19 @@ def _blocks(
 
 
 def _require_whole(shape: Sequence[int], blocks: Sequence[_Block]) -> None:
+    """Raise an error unless the blocks cover the tensor without overlap."""
     covered = sum(math.prod(block.shape) for block in blocks)
     if covered != math.prod(shape) or any(itertools.starmap(_overlap, itertools.combinations(blocks, 2))):
         raise UnknownLayoutError(f"pieces of a tensor of shape {tuple(shape)} that are not blocks side by side")
 
 
-def _overlap(one: _Block, other: _Block) -> bool:
+def _overlap(first: _Block, second: _Block) -> bool:
+    """Return whether two blocks have a common element."""
     return all(
-        begin < other_begin + other_size and other_begin < begin + size
-        for begin, size, other_begin, other_size in zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+        begin < second_begin + second_size and second_begin < begin + size
+        for begin, size, second_begin, second_size in zip(
+            first.offsets, first.shape, second.offsets, second.shape, strict=True
+        )
     )
 
 
@@ -362,18 +432,18 @@ _BLOCK = 1 << 22  # bytes that are read at a time: the memory that reading takes
 
 
 def is_piece_file(name: str) -> bool:
-    """Whether a file of a checkpoint holds the pieces of a process, by its name."""
+    """Return whether a file of a checkpoint holds the pieces of a process, according to its name."""
     return _NAME.fullmatch(name) is not None
 
 
 class PieceFile:
-    """A file of pieces, each of which has the name of its tensor.
+    """A file of pieces, in which each piece has the name of its tensor.
 
-    It is opened for each reading: there may be more files than a process may have open.
+    It is opened for each read, since there may be more files than a process may have open.
 
     Args:
         path: The file.
-        size: The bytes that it has.
+        size: The number of its bytes.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -383,21 +453,21 @@ class PieceFile:
         self._expected: dict[str, tuple[torch.dtype, Sequence[int]]] = {}
 
     def piece(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> FilePiece:
-        """Return a piece, of which ``check`` and ``read_into`` see whether the file has it.
+        """Return a piece; ``check`` and ``read_into`` verify that the file contains it.
 
         Args:
             name: The name of its tensor.
-            dtype: Its dtype.
-            shape: Its shape.
+            dtype: The type of its elements.
+            shape: The shape of the piece.
         """
         self._expected[name] = dtype, shape
         return FilePiece(self, name)
 
     def check(self) -> None:
-        """See that the file has all the requested pieces.
+        """Check that the file contains all requested pieces.
 
         Raises:
-            CheckpointError: It cannot be read, or one of them is missing or has another dtype or shape.
+            CheckpointError: The file cannot be read, or a piece is missing or has a different type or shape.
         """
         for name in self._expected:
             self._entry(name)
@@ -406,7 +476,7 @@ class PieceFile:
         """Fill a tensor with the part of a piece that begins at the offsets and has the shape of the tensor.
 
         Raises:
-            CheckpointError: The file cannot be read, or does not have the piece.
+            CheckpointError: The file cannot be read, or does not contain the piece.
         """
         begin, entry = self._read_header().data_begin, self._entry(name)
         if target.numel() == 0:
@@ -418,6 +488,7 @@ class PieceFile:
             raise damage(self.path, str(error)) from error
 
     def _entry(self, name: str) -> TensorEntry:
+        """Return the checked description of a piece."""
         entry, (dtype, shape) = self._read_header().entries.get(name), self._expected[name]
         if entry is None or entry.dtype != dtype or entry.shape != list(shape):
             found = "nothing" if entry is None else f"{entry.dtype} of shape {tuple(entry.shape)}"
@@ -425,6 +496,7 @@ class PieceFile:
         return entry
 
     def _read_header(self) -> Header:
+        """Return the header of the file, which is read once."""
         if self._header is None:
             try:
                 with self.path.open("rb") as file:
@@ -446,7 +518,7 @@ class FilePiece(NamedTuple):
 
 
 class _Reading:
-    """One piece in an open file, whose elements lie row by row."""
+    """Reads a piece from an open file, in which its elements lie row by row."""
 
     def __init__(self, file: FileIO, data_begin: int, entry: TensorEntry) -> None:
         self._file = file
@@ -455,7 +527,7 @@ class _Reading:
         self._strides = torch.empty(entry.shape, device="meta").stride()
 
     def fill(self, target: Tensor, offsets: Sequence[int]) -> None:
-        """Read what lies between the first and the last wanted element, in halves where that is too much at a time."""
+        """Read the block between the first and the last wanted element, in halves if it is too large for one read."""
         first, last = self._element(offsets), self._element([size - 1 for size in target.shape])
         if target.numel() == 1 or (last + 1) * self._dtype.itemsize <= _BLOCK:
             target.copy_(self._read(first, last + 1).as_strided(target.shape, self._strides))
@@ -467,9 +539,11 @@ class _Reading:
         self.fill(target.narrow(dimension, half, target.shape[dimension] - half), further)
 
     def _element(self, index: Sequence[int]) -> int:
+        """Return the offset of an element."""
         return sum(place * stride for place, stride in zip(index, self._strides, strict=True))
 
     def _read(self, first: int, count: int) -> Tensor:
+        """Read some elements."""
         elements = torch.empty(count, dtype=self._dtype, device="cpu")
         wanted = memoryview(cast("Any", elements.view(torch.uint8).numpy()))
         self._file.seek(self._begin + first * self._dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: their memory, written without a second copy."""
+"""Tensors in safetensors files, written from their memory without a second copy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pa_checkpoint._files import DigestingReader, DigestingWriter
 
-_WIDEST = 1 << 20  # bytes that a small tensor may extend over in memory, as a part of another one
+_WIDEST = 1 << 20  # bytes that a small tensor may extend over in memory, as a part of a larger tensor
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
 
 def is_storable(tensor: Tensor) -> bool:
-    """Whether the tensor has its own values in memory, of a dtype that a file can hold."""
+    """Return whether a tensor has values in memory, of a type that a file can hold."""
     return (
         tensor.layout is torch.strided
         and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
@@ -29,7 +29,7 @@ def is_storable(tensor: Tensor) -> bool:
 def memory_of(tensor: Tensor) -> Hashable:
     """Return a key that is equal for tensors that show the same memory in the same way, as tied weights do.
 
-    It holds for as long as the tensors live.
+    It is valid for as long as the tensors live.
     """
     if tensor.numel() == 0:  # it has no address
         return object()
@@ -38,10 +38,9 @@ def memory_of(tensor: Tensor) -> Hashable:
 
 
 def memory_of_piece(piece: Tensor, whole: Sequence[int]) -> Hashable:
-    """Return such a key of the piece that this process has of a sharded tensor.
+    """Return a key for the piece that this process holds of a sharded tensor, equal for tied weights.
 
-    A piece without elements is told by its storage, so that tied weights are one on a process that has none of them,
-    as on the others.
+    A piece without elements is identified by its storage, so that tied weights are tied on all processes.
 
     Args:
         piece: The piece.
@@ -54,7 +53,7 @@ def memory_of_piece(piece: Tensor, whole: Sequence[int]) -> Hashable:
 
 
 def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the strides where they are not the usual ones; None too where elements overlap in memory."""
+    """Return the strides of a tensor, or None if they are the usual strides or if elements overlap in memory."""
     strides = tensor.stride()
     if strides == _usual_strides(tensor.shape) or _reach(tensor.shape, strides) is None:
         return None
@@ -62,7 +61,7 @@ def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The ones of a new tensor, which torch takes ten times as long to tell."""
+    """Return the strides of a new tensor, ten times as fast as torch does."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -72,7 +71,7 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """How many elements after the first one the last one lies; None where elements overlap."""
+    """Return the distance from the first to the last element, or None if elements overlap."""
     reach = 0
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -82,10 +81,10 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Return the same values in memory that has these strides, or as they are where that would take too much.
+    """Return a tensor with the same values and the given strides, or the same tensor if that took too much memory.
 
     Raises:
-        ValueError: No tensor of its shape has them, or its elements would overlap.
+        ValueError: No tensor of its shape has these strides, or its elements would overlap.
     """
     reach = _reach(tensor.shape, strides)
     if reach is None:
@@ -122,15 +121,15 @@ _ALIGNMENT = 8  # bytes: the data begin at a multiple of the largest element
 
 
 class MalformedFileError(ValueError):
-    """The bytes are not a tensor file; says in a few words why."""
+    """The bytes are not a tensor file; the message gives the reason in a few words."""
 
 
 def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, one after the other; those on an accelerator come to the host one at a time.
+    """Write tensors one after the other; tensors on an accelerator are copied to the host one at a time.
 
     Args:
-        file: Open for writing.
-        tensors: By name; the dtypes are in ``DTYPE_NAMES``.
+        file: A file that is open for writing.
+        tensors: The tensors by name; the dtypes are in ``DTYPE_NAMES``.
     """
     names, header = header_of(tensors)
     file.write(header)
@@ -139,10 +138,10 @@ def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
 
 
 def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
-    """Return the names of tensors in the order of a file that has them, and what comes before the first of them.
+    """Return the names of tensors in the order of their file, and the bytes of the file before the first tensor.
 
     Args:
-        tensors: By name; the dtypes are in ``DTYPE_NAMES``. Nothing is read but their shapes and dtypes.
+        tensors: The tensors by name; the dtypes are in ``DTYPE_NAMES``. Only their shapes and dtypes are read.
     """
     # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -158,7 +157,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes that a file has of a tensor, in its memory where it is contiguous and on the CPU."""
+    """Return the bytes of a tensor as in a file, without a copy if it is contiguous and on the CPU."""
     return _memory_of(tensor.detach().to("cpu").contiguous()) if tensor.numel() else memoryview(b"")
 
 
@@ -166,8 +165,8 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     """Read a whole file into tensors on the CPU.
 
     Args:
-        file: Open for reading, at its beginning.
-        size: The bytes that it has; nothing larger is ever allocated for it.
+        file: A file that is open for reading, at its beginning.
+        size: The number of its bytes. No larger memory is allocated.
 
     Raises:
         MalformedFileError: It is not a tensor file.
@@ -182,7 +181,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
 
 
 class TensorEntry(NamedTuple):
-    """What the header says of one tensor; begin and size are in bytes, from the start of the data."""
+    """The description of a tensor in the header; begin and size are in bytes, relative to the start of the data."""
 
     name: str
     dtype: torch.dtype
@@ -192,18 +191,18 @@ class TensorEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The tensors of a file by name, in the order of their data, and the byte of the file at which these begin."""
+    """The descriptions of the tensors by name, in the order of their data, and the offset of the data in the file."""
 
     entries: dict[str, TensorEntry]
     data_begin: int
 
 
 def read_header(file: DigestingReader, size: int) -> Header:
-    """Read what a file says of its tensors.
+    """Read the descriptions of the tensors in a file.
 
     Args:
-        file: Open for reading, at its beginning; afterwards it is where the data begin.
-        size: The bytes that it has.
+        file: A file that is open for reading, at its beginning. Afterwards it is at the start of the data.
+        size: The number of its bytes.
 
     Raises:
         MalformedFileError: It is not a tensor file.
@@ -216,7 +215,7 @@ def read_header(file: DigestingReader, size: int) -> Header:
 
 
 def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
-    """Return the entries in the order of their data, which fill the file without gaps."""
+    """Return the descriptions in the order of their data, which must fill the file without gaps."""
     try:
         header = cast("dict[str, dict[str, Any]]", json.loads(text))
         entries = sorted(
@@ -238,6 +237,7 @@ def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
 
 
 def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
+    """Return the checked description of a tensor."""
     dtype = DTYPES[fields["dtype"]]
     shape: list[int] = fields["shape"]
     begin, end = cast("list[int]", fields["data_offsets"])
@@ -251,5 +251,5 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU that is not empty; strides of dimensions of one element vary."""
+    """Return the memory of a contiguous tensor on the CPU with elements."""
     return memoryview(cast("Any", tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()))

@@ -1,6 +1,7 @@
-"""The parts of torch that have no public name, and tensors that are split over processes.
+"""The parts of torch without a public name, and tensors that are split over processes.
 
-Torch's modules for the latter are slow to import. If nobody has imported them, nothing is split.
+The modules of torch for split tensors are slow to import. As long as no other module has imported them, no tensor is
+split.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 NESTED_SCHEDULERS: Final = "_schedulers"
-"""Where ``SequentialLR`` and ``ChainedScheduler``, and their states, have theirs; the constructor is documented."""
+"""The attribute of ``SequentialLR`` and ``ChainedScheduler`` with their schedulers, which has no public name."""
 
 _OLDEST_TRIED: Final = "2.11"
 _NEWEST_TRIED: Final = "2.15"
@@ -28,10 +29,10 @@ _MISSING: Final = object()
 
 
 def _private(owner: object, name: str) -> Any:
-    """Return what has a private name.
+    """Return an attribute with a private name.
 
     Raises:
-        CheckpointError: This version of torch has none of this name.
+        CheckpointError: This version of torch has no such attribute.
     """
     found = getattr(owner, name, _MISSING)
     if found is _MISSING:
@@ -40,6 +41,7 @@ def _private(owner: object, name: str) -> Any:
 
 
 def _of_module(module: str, name: str) -> Any:
+    """Return a private name of a module of torch."""
     try:
         return _private(importlib.import_module(module), name)
     except ImportError as error:
@@ -47,39 +49,40 @@ def _of_module(module: str, name: str) -> Any:
 
 
 def _missing(name: str) -> CheckpointError:
+    """Return the error about a name that this version of torch lacks."""
     return CheckpointError(
         "This checkpoint needs a part of torch that has no public name, and that this version of torch does not have.",
         given=f"torch {torch.__version__}, without {name}",
         expected=f"a version that was tried: torch {_OLDEST_TRIED} to {_NEWEST_TRIED}",
-        do=f'Install one: pip install "torch=={_NEWEST_TRIED}.*". A newer pa-checkpoint may know newer versions.',
+        do=f'Run pip install "torch=={_NEWEST_TRIED}.*". A newer pa-checkpoint may know newer versions.',
     )
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a ``DTensor``, of which each process has a piece."""
+    """Return whether a value is a ``DTensor``, which is split over processes."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
 
 
 def local_piece(tensor: Tensor) -> Tensor:
-    """Return the piece that this process has of a tensor, which shares its memory; a plain tensor as it is."""
+    """Return the piece of a tensor that this process holds, in the same memory; return a plain tensor unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return a number that grows with each change in place that torch notes; without it, values would be compared."""
+    """Return a number that grows with each change in place that torch records. Without it, values would be compared."""
     return cast("int", _private(tensor, "_version"))
 
 
 def local_shape_and_offset(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and offsets of the piece that any process has of a tensor; torch has no public function for others.
+    """Return shape and offsets of the piece that any process holds; torch has a public function for this process only.
 
     Args:
         shape: The shape of the whole tensor.
         mesh_shape: The shape of the mesh.
-        coordinate: Where the process is in it.
+        coordinate: The position of the process in the mesh.
         placements: How each dimension of the mesh splits the tensor.
     """
     compute = _of_module("torch.distributed.tensor._utils", "_compute_local_shape_and_global_offset")
@@ -87,5 +90,5 @@ def local_shape_and_offset(
 
 
 def chunks_of(tensor: DTensor) -> list[ChunkStorageMetadata]:
-    """Return what this process has of a tensor, in the terms of torch's checkpoint engine."""
+    """Return the pieces that this process holds, in the terms of torch's checkpoint engine."""
     return cast("list[ChunkStorageMetadata]", _private(tensor, "__create_chunk_list__")())

@@ -1,4 +1,4 @@
-"""Files that torch.save wrote, compared with the checksums in them before torch.load reads them."""
+"""Compares files of ``torch.save`` with the checksums in them before ``torch.load`` reads them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ _IS_DIRECTORY = 0x10
 
 
 def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
-    """Say what is wrong with a file, if anything is; nothing in it is run.
+    """Return the damage in a file that ``torch.save`` wrote, or None if there is none.
 
-    ``torch.load`` ignores the checksums in a file. Whether that has only what may be loaded without running code is
-    left to it, and so are files from before torch wrote archives, which have no checksums.
+    ``torch.load`` ignores the checksums in a file, so a flipped bit would silently change a weight. Call this function
+    first. It runs nothing from the file. It does not check whether the file contains only plain values:
+    ``torch.load(weights_only=True)`` does. Files of the format before torch 1.6 have no checksums, and pass.
 
     Args:
-        file: Open for reading; it is left at its beginning.
-        of_tensors: Whether what tensors hold is compared with its checksums, which reads the whole file.
+        file: The file, open for reading in binary mode. Afterwards its position is at the beginning.
+        of_tensors: Whether to compare the contents of tensors, too, which reads the whole file. The default is True.
+            Pass False for a quick check of a large file.
+
+    Returns:
+        A sentence about the damage, or None.
 
     Raises:
         OSError: The file cannot be read.
@@ -29,9 +34,10 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
         >>> import io, struct, torch
         >>> file = io.BytesIO()
         >>> torch.save(torch.ones(100), file)
-        >>> find_damage(file)
+        >>> find_damage(file) is None
+        True
         >>> content = bytearray(file.getvalue())
-        >>> content[content.index(struct.pack("<f", 1.0)) + 50] ^= 1
+        >>> content[content.index(struct.pack("<f", 1.0)) + 50] ^= 1  # a flipped bit
         >>> find_damage(io.BytesIO(content))
         "Bad CRC-32 for file 'archive/data/0'"
     """
@@ -48,7 +54,7 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
     except zipfile.BadZipFile as error:
         return str(error)
     except OSError as error:
-        if error.errno not in {None, errno.EINVAL}:  # what is raised for a place before the beginning
+        if error.errno not in {None, errno.EINVAL}:  # raised for a place before the beginning
             raise
         return f"{type(error).__name__}: {error}"
     except (MemoryError, RecursionError):
@@ -60,23 +66,23 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
 
 
 def _never_written(records: list[zipfile.ZipInfo], size: int) -> str | None:
-    """What torch does not write: directories, compressed or overlapping records, and two of a name."""
+    """Return a sign of another program: a directory, a compressed or overlapping record, or two equal names."""
     if not records:
         return "it is an empty archive"
-    for one in records:
-        if one.is_dir() or one.external_attr & _IS_DIRECTORY:
-            return f"{one.filename} is a directory"  # of which torch would read nothing
-        if one.compress_type != zipfile.ZIP_STORED:
-            return f"{one.filename} is compressed, which torch.save does not do"
-    if sum(one.file_size for one in records) > size:
+    for record in records:
+        if record.is_dir() or record.external_attr & _IS_DIRECTORY:
+            return f"{record.filename} is a directory"  # torch would read nothing from it
+        if record.compress_type != zipfile.ZIP_STORED:
+            return f"{record.filename} is compressed, which torch.save does not do"
+    if sum(record.file_size for record in records) > size:
         return "its records together are larger than the file"
-    if len({one.filename.lower() for one in records}) != len(records):  # torch finds them in any case
+    if len({record.filename.lower() for record in records}) != len(records):  # torch finds them in any case
         return "two of its records have the same name"
     return None
 
 
 def _require_checksums(archive: zipfile.ZipFile, *, of_tensors: bool) -> None:
-    """Read the records, of which ``zipfile`` compares the checksums."""
+    """Read the records, so that ``zipfile`` compares the checksums."""
     records = archive.infolist()
     if any(record.CRC for record in records):  # unless they were switched off in torch.serialization
         for record in records:

@@ -1,4 +1,4 @@
-"""Loading what was saved of several objects: all of it or, where one of them raises an error, nothing."""
+"""Loads the states of several objects: all of them or, if an object raises an error, none."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ from pa_checkpoint._torch import is_sharded, local_piece
 
 
 def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointError:
-    """Return the error of an object that cannot load what was saved.
+    """Return the error for an object that cannot load a state.
+
+    Use it for the ``explain`` argument of ``TransactionalLoad``, with ``functools.partial``.
 
     Args:
         target: The object.
-        where: Where it was saved, and what of it does not fit.
-        do: What to do; empty for the usual advice.
-        found: Why it does not.
+        where: The file or the part of the checkpoint with the state.
+        do: The action that solves the problem, or an empty text for the usual advice.
+        found: The reason why the state does not fit.
+
+    Returns:
+        The error, which the caller raises.
 
     Example:
         >>> print(does_not_fit(nn.Linear(1, 1), "model.pt", "", "it is empty"))
@@ -53,21 +58,24 @@ def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointE
 def refusals_explained(
     explain: Callable[[str], CheckpointError], *, passing: tuple[type[Exception], ...] = ()
 ) -> Generator[None]:
-    """Explain an error that an object raises within the context when it loads its state.
+    """Turn errors of ``load_state_dict`` within the block into an error that names the state.
+
+    An object that receives the state of a different object raises a ``KeyError`` or a similar error, which says nothing
+    about the checkpoint.
 
     Args:
-        explain: Returns the error that says so, from what the object has raised.
-        passing: Exceptions that are not about the state, and leave the context as they are.
+        explain: A function that returns the error to raise, when called with a text about the original error.
+        passing: Exception classes that are not about the state, and pass unchanged. The default is none.
 
     Raises:
-        CheckpointError: The object has raised another error.
+        CheckpointError: The result of ``explain``, if the block has raised any other error.
 
     Example:
-        >>> with refusals_explained(lambda found: CheckpointError(f"It does not fit: {found}.")):
+        >>> with refusals_explained(lambda found: CheckpointError(f"The state does not fit: {found}.")):
         ...     {}["weight"]
         Traceback (most recent call last):
         ...
-        pa_checkpoint.CheckpointError: It does not fit: loading it raised KeyError: 'weight'.
+        pa_checkpoint.CheckpointError: The state does not fit: loading it raised KeyError: 'weight'.
     """
     try:
         yield
@@ -83,15 +91,19 @@ class _Stateful(Protocol):
 
 
 class TransactionalLoad:
-    """The context in which objects load what was saved of them; what they were comes back if it is left with an error.
+    """Load the states of several objects, and restore all of them if any of them raises an error.
+
+    Without it, a failed resume leaves a model with loaded weights and an optimizer without its state, and a script that
+    catches the error continues from this mixture. Load all objects within a ``with`` block. If an error leaves the
+    block, the objects get their previous states back.
 
     Example:
         >>> optimizers = [torch.optim.SGD(nn.Linear(1, 1).parameters(), lr) for lr in (0.1, 0.2)]
         >>> states = [{**optimizers[0].state_dict(), "param_groups": [{"lr": 3.0, "params": [0, 1]}]}, {}]
         >>> try:
         ...     with TransactionalLoad() as loading:
-        ...         for one, state in zip(optimizers, states):
-        ...             loading.load_optimizer(one, state, lambda found: CheckpointError(found))
+        ...         for optimizer, state in zip(optimizers, states):
+        ...             loading.load_optimizer(optimizer, state, lambda found: CheckpointError(found))
         ... except CheckpointError as error:
         ...     print(error)
         loading it raised KeyError: 'param_groups'
@@ -114,17 +126,29 @@ class TransactionalLoad:
             self._undo.__exit__(kind, exception, trace)
 
     def load(self, target: _Stateful, state: Any, explain: Callable[[str], CheckpointError]) -> None:
-        """Load the state of an object of any kind. Its tensors are split like those that the object has.
+        """Load the state of any object with ``state_dict`` and ``load_state_dict``.
 
-        Of a scheduler of torch, entries that it does not have are left out: other releases have others.
+        Modules are compared with the state first, since they load the matching weights before they raise an error.
+        Entries of a state that a scheduler of this version of torch does not have are left out. Tensors are sharded
+        like the present tensors of the object.
 
         Args:
-            target: The object.
-            state: What its ``state_dict`` returned; its dictionaries are changed where tensors in it are stored.
-            explain: Returns the error, from what does not fit.
+            target: The object, for example a scheduler, a gradient scaler or a module.
+            state: The state that its ``state_dict`` returned. Dictionaries in it are changed if they contain a
+                ``StoredTensor``.
+            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
 
         Raises:
-            CheckpointError: The state does not fit, or the object raises an error for it.
+            CheckpointError: The state does not fit, or the object raises an error.
+
+        Example:
+            >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+            >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+            >>> state = {**scheduler.state_dict(), "last_epoch": 7}
+            >>> with TransactionalLoad() as loading:
+            ...     loading.load(scheduler, state, CheckpointError)
+            >>> scheduler.last_epoch
+            7
         """
         if isinstance(target, Optimizer):
             self.load_optimizer(target, state, explain)
@@ -145,16 +169,30 @@ class TransactionalLoad:
         explain: Callable[[str], CheckpointError],
         added_groups: Iterable[Sequence[Tensor]] = (),
     ) -> None:
-        """Load the state of an optimizer, in the precision and the pieces in which the optimizer keeps it.
+        """Load the state of an optimizer, without changing the precision of its tensors.
+
+        ``load_state_dict`` of torch casts the state to the precision of the parameters. This method keeps the saved
+        precision, reads tensors that are still on disk, and shards the state like the parameters.
 
         Args:
             optimizer: The optimizer.
-            state: Its state, whose tensors become its own.
-            explain: As for ``load``.
-            added_groups: The parameters of groups that the state has, and the optimizer does not have yet.
+            state: The state that its ``state_dict`` returned. The optimizer uses its tensors without a copy.
+            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
+            added_groups: The parameters of each group that the state has and the optimizer lacks, for example after a
+                callback of the earlier run has unfrozen layers. The groups are added first. The default is none.
 
         Raises:
-            CheckpointError: The optimizer raises an error, or lacks tensors of the state afterwards.
+            CheckpointError: The optimizer raises an error, or lacks tensors of the state after loading.
+
+        Example:
+            >>> model = nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD([model.weight], 0.1)
+            >>> groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
+            >>> saved = torch.optim.SGD(groups, 0.1).state_dict()
+            >>> with TransactionalLoad() as loading:
+            ...     loading.load_optimizer(optimizer, saved, CheckpointError, added_groups=[[model.bias]])
+            >>> [group["lr"] for group in optimizer.param_groups]
+            [0.1, 0.5]
         """
         groups, entries, number = optimizer.param_groups, optimizer.state, len(optimizer.param_groups)
 
@@ -179,16 +217,25 @@ class TransactionalLoad:
         *,
         is_partial: bool = False,
     ) -> None:
-        """Load a state dict of whole tensors into a model, sharded or not; the host holds the present one meanwhile.
+        """Load a state dict of whole tensors into a model, which may be sharded.
+
+        Until the block ends, the host holds a copy of the present weights.
 
         Args:
-            model: The model without wrappers.
+            model: The model without wrappers such as ``DistributedDataParallel``.
             weights: The state dict.
-            explain: As for ``load``.
-            is_partial: Whether it lacks weights, which stay as they are.
+            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
+            is_partial: Whether ``weights`` may lack some weights, which keep their values. The default is False.
 
         Raises:
             CheckpointError: The model raises an error.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> with TransactionalLoad() as loading:
+            ...     loading.load_weights(model, {"bias": torch.ones(1)}, CheckpointError, is_partial=True)
+            >>> model.bias.item()
+            1.0
         """
         self.keep_weights(model)
         split = {name: value for name, value in model.state_dict().items() if name in weights and is_sharded(value)}
@@ -200,41 +247,61 @@ class TransactionalLoad:
                 StoredTensor.of(weights[name]).read_into(value)
 
     def load_models(self, models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
-        """Load what was saved of modules; weights that do not match, and models without a state, stay.
+        """Load the saved states of several models; weights that do not match keep their values.
 
-        What modules keep as extra states is loaded first: it alone may raise an error. The rest is not undone, unless
-        ``keep_weights`` was called.
+        The extra states of modules are loaded first, since only they may raise an error. The weights are not restored
+        after an error, unless ``keep_weights`` was called.
 
         Args:
             models: The models without wrappers, by name.
-            saved: What was saved, by name.
+            saved: The saved states by name, as ``SavedModel.of`` returns them. Models without a saved state stay
+                unchanged.
 
         Raises:
-            CheckpointError: A module does not take its extra state.
+            CheckpointError: A module raises an error for its extra state.
+
+        Example:
+            >>> pretrained, model = nn.Linear(2, 1), nn.Linear(2, 1)
+            >>> with TransactionalLoad() as loading:
+            ...     loading.load_models({"model": model}, {"model": SavedModel.of(pretrained)})
+            >>> bool((model.weight == pretrained.weight).all())
+            True
         """
         found: list[tuple[nn.Module, SavedModel, list[str]]] = []
-        for model, one in ((model, saved[name]) for name, model in models.items() if name in saved):
-            incompatibilities = differences_of_weights(model, one.weights, "state")
-            found.append((model, one, [name for name in one.weights if name not in incompatibilities]))
-        for model, one, names in found:
+        for model, state in ((model, saved[name]) for name, model in models.items() if name in saved):
+            incompatibilities = differences_of_weights(model, state.weights, "state")
+            found.append((model, state, [name for name in state.weights if name not in incompatibilities]))
+        for model, state, names in found:
             if extra := [name for name in names if name.endswith(EXTRA_STATE)]:
                 own = model.state_dict()
                 self._load(
                     partial(model.load_state_dict, strict=False),
-                    {name: StoredTensor.resolve(one.weights[name]) for name in extra},
+                    {name: StoredTensor.resolve(state.weights[name]) for name in extra},
                     {name: copy.deepcopy(own[name]) for name in extra},
                     partial(does_not_fit, model, f"a training state with {', '.join(extra)}", ""),
                 )
-        for model, one, names in found:
-            one.load_into(model, names)
+        for model, state, names in found:
+            state.load_into(model, names)
 
     def keep_weights(self, model: nn.Module) -> None:
-        """Copy the weights and the extra state of a model to the host, to be brought back after an error.
+        """Copy the weights and the extra state of a model to the host, and restore them if an error leaves the block.
 
-        Of a sharded model, each process copies its pieces.
+        Of a sharded model, each process copies its pieces. ``load`` and ``load_weights`` call this method themselves.
 
         Args:
             model: The model without wrappers.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> before = model.bias.item()
+            >>> try:
+            ...     with TransactionalLoad() as loading:
+            ...         loading.keep_weights(model)
+            ...         _ = nn.init.ones_(model.bias)
+            ...         raise ValueError("the second file is missing")
+            ... except ValueError:
+            ...     print(model.bias.item() == before)
+            True
         """
         weights = {name: _copied(value) for name, value in model.state_dict().items()}
         extra_states = {
@@ -256,28 +323,32 @@ class TransactionalLoad:
     def _load(
         self, load: Callable[[Any], object], state: Any, before: Any, explain: Callable[[str], CheckpointError]
     ) -> None:
-        """Load a state. Of the one before, containers are copied, which may belong to the object; tensors are not."""
+        """Load a state, and remember the previous state with copies of its containers, but not of its tensors."""
         self._undo.callback(_without_errors, partial(load, _kept(before)))
         with refusals_explained(explain):
             load(state)
 
 
 def _keeps_extra_state(kind: type[nn.Module]) -> bool:
+    """Return whether a class of modules has an extra state."""
     return (
         nn.Module.get_extra_state is not kind.get_extra_state and nn.Module.set_extra_state is not kind.set_extra_state
     )
 
 
 def _copied(value: object) -> Any:
+    """Return a copy of a tensor in host memory; of a sharded tensor, the piece of this process."""
     return local_piece(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else None
 
 
 def _without_errors(load: Callable[[], object]) -> None:
+    """Call a function, and ignore its errors."""
     with suppress(Exception):  # an object that refuses its own state has told enough
         load()
 
 
 def _kept(value: Any) -> Any:
+    """Return a value with copies of its dictionaries and lists."""
     if isinstance(value, dict):
         return {key: _kept(item) for key, item in cast("dict[object, Any]", value).items()}
     return [*map(_kept, cast("list[object]", value))] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Saves at once or in the background, by one process or several."""
+"""Saves checkpoints at once or in the background, from one process or several."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pa_distributed import RankMessages
 
 
 class BackgroundWriter:
-    """Runs one job at a time in its own thread, and reports its failure once.
+    """Runs a job at a time in a thread, and reports its failure once.
 
-    A job that is running when the interpreter ends is completed first; if it fails and the failure was not raised
-    before the end, its traceback is printed.
+    If a job is running when the interpreter ends, the interpreter waits for it. If the job then fails, its traceback is
+    printed.
 
     Example:
         >>> done = []
@@ -46,10 +46,10 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Start a job, after waiting for the previous one.
+        """Start a job, after waiting for the previous job.
 
         Raises:
-            BaseException: What the previous job raised, if that was not raised yet; the new job is not started then.
+            BaseException: The previous job has failed, and the failure was not raised yet; the new job is not started.
         """
         self.wait()
         # A thread for each job, and no daemon: the interpreter waits for it, and none is left waiting for work.
@@ -59,10 +59,10 @@ class BackgroundWriter:
             self._thread = thread
 
     def wait(self) -> None:
-        """Return when no job is running.
+        """Wait until no job is running.
 
         Raises:
-            BaseException: What the job raised, if that was not raised yet.
+            BaseException: The job has failed, and the failure was not raised yet.
         """
         if self._thread is not None:
             self._thread.join()
@@ -70,6 +70,7 @@ class BackgroundWriter:
         self._raise_error()
 
     def _run(self, job: Callable[[], None]) -> None:
+        """Run a job, and keep its error for the thread that waits."""
         try:
             job()
         except BaseException as error:  # whatever it is, the thread that waits for the job is told
@@ -77,18 +78,20 @@ class BackgroundWriter:
             atexit.register(self._print_error)
 
     def _raise_error(self) -> None:
+        """Raise the error of the last job, if there is any."""
         error, self._error = self._error, None
         if error is not None:
             atexit.unregister(self._print_error)
             raise error
 
     def _print_error(self) -> None:
+        """Print the traceback of an error that was not raised."""
         traceback.print_exception(self._error)
 
 
 @contextmanager
 def _ctrl_c_held_back() -> Generator[None]:
-    """Let Ctrl-C wait for the end of the context: it would leave a thread of which nobody can tell whether it runs."""
+    """Delay Ctrl-C to the end of the block: within it, a thread could remain in an unknown state."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -104,12 +107,11 @@ def _ctrl_c_held_back() -> Generator[None]:
 
 
 class HostPool:
-    """Buffers in the host's memory that take a snapshot of tensors, the same ones for every snapshot.
+    """Buffers in host memory that hold a copy of tensors, and are used again for each copy.
 
-    Allocating and first touching the memory takes longer than copying, so it is done once. What comes from CUDA is
-    copied to pinned memory, by as many copies at a time as the device makes, with one wait at the end.
-
-    A snapshot is overwritten by the next one: have any reader of it finish first, with ``BackgroundWriter.wait``.
+    Allocating memory takes longer than copying, so it happens once. Tensors on CUDA are copied to pinned memory, with a
+    single wait at the end. The next copy overwrites the previous: let its readers finish first, with
+    ``BackgroundWriter.wait``.
 
     Example:
         >>> from pa_checkpoint._encoding import encode
@@ -124,10 +126,10 @@ class HostPool:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
-        """Copy all tensors; those that share their memory share it in the copy as well.
+        """Copy all tensors; tensors that share their memory share it in the copy, too.
 
-        Of sharded tensors, those pieces are copied that this process writes. Returns when the copies are complete, so
-        the originals may change at once.
+        Of sharded tensors, the pieces that this process writes are copied. When the call returns, the originals may
+        change.
         """
         previous, self._buffers = self._buffers, {}
         copies: dict[Hashable, Tensor] = {}
@@ -151,7 +153,7 @@ class HostPool:
 
 
 def _buffer_for(tensor: Tensor, buffer: Tensor | None) -> Tensor:
-    """The buffer that was used before, if the tensor goes into it."""
+    """Return the previous buffer if the tensor fits, or a new buffer."""
     size = tensor.numel() * tensor.element_size()
     pinned = _is_on_cuda(tensor)
     if buffer is not None and buffer.numel() >= size and buffer.is_pinned() == pinned:
@@ -160,26 +162,32 @@ def _buffer_for(tensor: Tensor, buffer: Tensor | None) -> Tensor:
 
 
 def _is_on_cuda(tensor: Tensor) -> bool:
+    """Return whether a tensor is on a CUDA device."""
     return tensor.device.type == "cuda"
 
 
 def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str, JsonScalar] | None = None) -> None:
-    """Save a checkpoint, whole or not at all.
+    """Save a checkpoint to a directory, completely or not at all.
 
-    It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
-    fails, a full disk or an interrupt included, what was there stays. Where ``torch.distributed`` is initialized,
-    every process calls this: the first one writes, each process writes its pieces of sharded tensors, and all return
-    when the checkpoint is there.
+    The files are written to a hidden folder next to the path and flushed to the disk. Then the folder is renamed in a
+    single step. If anything fails, including a full disk, Ctrl-C or a kill, the previous checkpoint at the path stays.
+    The call returns when the checkpoint is on the disk; to save in the background, use a ``Writer``.
+
+    If ``torch.distributed`` is initialised, every process must call this function: rank 0 writes, each process writes
+    its pieces of sharded tensors, and all of them return when the checkpoint is complete.
 
     Args:
-        path: Its directory: a free path, an empty folder, or a checkpoint, which is then replaced.
-        parts: Tensors, numbers, strings, and dictionaries, lists, tuples and sets of them, under names that are
-            identifiers, such as ``{"model": model.state_dict(), "step": 100}``.
-        summary: What can be read without the tensors, see ``CheckpointInfo``. The place in the order of its folder,
-            ``"sequence"``, is added if it is missing.
+        path: The directory: a free path, an empty folder, or a checkpoint, which is replaced.
+        parts: The values to save, by names that are Python identifiers, for example ``{"model": model.state_dict(),
+            "step": 100}``. Tensors, arrays, numbers, strings, and dictionaries, lists, tuples and sets of them are
+            allowed.
+        summary: Plain values that can be read without the tensors: finite numbers and strings. ``CheckpointInfo`` shows
+            ``"run"``, ``"update"``, ``"epoch"`` and ``"complete"``. The position in the order of the folder,
+            ``"sequence"``, is added if it is missing. By default the summary contains nothing else.
 
     Raises:
-        CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full; on all processes.
+        CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full. All
+            processes raise it.
 
     Example:
         >>> import tempfile, torch
@@ -195,12 +203,14 @@ def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str,
 
 
 class Writer:
-    """Saves the checkpoints of a run, while it continues if that is wanted.
+    """Save the checkpoints of a run in the background, while training continues.
 
-    A checkpoint that is saved in the background is copied to host memory first, by buffers that are used again each
-    time, and written by a thread. Tensors that are as in the checkpoint before, such as a frozen model, are linked to
-    the files of that one if the file system can, after their digests were compared. Where ``torch.distributed`` is
-    initialized, every process has a writer and makes the same calls, as ``save`` says.
+    Use one writer for all checkpoints of a run. ``save`` copies the tensors to host memory, which is fast, and a thread
+    writes them to the disk. The buffers for the copies are used again. Tensors that have not changed since the previous
+    checkpoint, such as a frozen model, are hard links to its files on file systems with hard links, after their digests
+    were compared.
+
+    If ``torch.distributed`` is initialised, every process needs a writer, and all processes must make the same calls.
 
     Example:
         >>> import tempfile, torch
@@ -222,25 +232,50 @@ class Writer:
 
     @staticmethod
     def check(parts: Mapping[str, object]) -> None:
-        """See that values can be stored, without storing them.
+        """Raise an error if any of some values cannot be stored, without writing anything.
+
+        Call it before training, so that an unsupported value is an error then, and not at the first checkpoint.
 
         Args:
-            parts: As for ``save``.
+            parts: The values by name, in the form that ``save`` takes.
 
         Raises:
-            CheckpointError: One cannot.
+            CheckpointError: A value cannot be stored. The message names the entry.
+
+        Example:
+            >>> Writer.check({"metrics": {"loss": [0.5, 0.25]}})
+            >>> Writer.check({"metrics": {"loss": len}})
+            Traceback (most recent call last):
+            ...
+            pa_checkpoint.CheckpointError: This entry cannot be stored in a checkpoint.
+              given:    metrics['loss']: builtin_function_or_method <built-in function len>
+              ...
         """
         for name, part in parts.items():
             encode(part, name)
 
     def note(self, parts: Mapping[str, object]) -> None:
-        """Note the tensors as they are before training, to find in the first checkpoint what has not changed.
+        """Record the tensors before training, so that the first checkpoint knows which of them have not changed.
+
+        It is optional. With it, a frozen model goes to a separate file in the first checkpoint already, so that the
+        second checkpoint can share the file. When a run resumes, call it after loading.
 
         Args:
-            parts: What a checkpoint would hold.
+            parts: The values that the next checkpoint will contain, by name.
 
         Raises:
             CheckpointError: A value cannot be stored.
+
+        Example:
+            >>> import tempfile, torch
+            >>> frozen, weight = torch.zeros(2**18), torch.zeros(2)
+            >>> writer = Writer()
+            >>> writer.note({"model": {"frozen": frozen, "weight": weight}})
+            >>> weight += 1
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     writer.save(f"{folder}/step_1", {"model": {"frozen": frozen, "weight": weight}}, blocking=True)
+            ...     sorted(path.name for path in Path(folder, "step_1").glob("model*"))
+            ['model.constant.safetensors', 'model.safetensors']
         """
         self._unchanged.note(_tensors({name: encode(part, name) for name, part in parts.items()}))
 
@@ -254,20 +289,37 @@ class Writer:
         lock: FolderLock | None = None,
         on_saved: Callable[[Path], object] | None = None,
     ) -> None:
-        """Save a checkpoint, after the one before has been written.
+        """Save a checkpoint, in the background by default.
+
+        The call first waits for the previous save. It returns when all tensors are copied, so the next update may
+        change them.
 
         Args:
-            path: As for ``save``.
-            parts: As for ``save``.
-            summary: As for ``save``.
-            blocking: Whether to return when it is written; otherwise, when the tensors may change again.
-            lock: On the first process, the lock of the folder, which is checked before the checkpoint is written and,
-                as a more likely reason, if that fails.
-            on_saved: Called with the path, by the process and the thread that write, once the checkpoint is there.
-                What it raises is raised as if the checkpoint could not be written.
+            path: The directory: a free path, an empty folder, or a checkpoint, which is replaced.
+            parts: The values to save, by names that are Python identifiers, for example ``{"model": model.state_dict(),
+                "step": 100}``.
+            summary: Plain values that can be read without the tensors, for example ``{"run": "first", "update": 100}``.
+                ``"sequence"`` is added if it is missing. By default the summary contains nothing else.
+            blocking: Whether to return only when the checkpoint is on the disk. The default is False. Pass True for the
+                last checkpoint of a script, or if host memory is too small for a copy.
+            lock: The lock of the folder on rank 0, if there is any. It is checked before the checkpoint is written, and
+                after a failure, which the loss of the lock may have caused.
+            on_saved: A function that is called with the path when the checkpoint is complete, for example to upload it.
+                It is called on rank 0, in the thread that writes. Its exception is raised like a failed save. By
+                default nothing is called.
 
         Raises:
-            CheckpointError: As ``save``; in the background, by the next call of ``save`` or ``wait``.
+            CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full. In the
+                background, the next call of ``save`` or ``wait`` raises it.
+
+        Example:
+            >>> import tempfile, torch
+            >>> writer, weight = Writer(), torch.zeros(2)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     writer.save(f"{folder}/step_1", {"weight": weight}, on_saved=lambda path: print("saved", path.name))
+            ...     weight += 1  # while the checkpoint is written
+            ...     writer.wait()
+            saved step_1
         """
         self.wait()
         messages = RankMessages() if dist.is_initialized() and dist.get_world_size() > 1 else None
@@ -294,10 +346,22 @@ class Writer:
             raise
 
     def wait(self) -> None:
-        """Return when everything is written.
+        """Wait until the last checkpoint is on the disk.
+
+        Call it at the end of a script, so that a failed save raises an error there.
 
         Raises:
-            CheckpointError: The checkpoint could not be written, if that was not raised yet.
+            CheckpointError: The checkpoint could not be written. Each failure is raised once.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_checkpoint import load
+            >>> writer = Writer()
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     writer.save(f"{folder}/final", {"step": 480})
+            ...     writer.wait()
+            ...     load(f"{folder}/final")["step"]
+            480
         """
         self._thread.wait()
 
@@ -312,6 +376,7 @@ class Writer:
         constant: frozenset[str],
         saving: BackgroundSave | None = None,
     ) -> None:
+        """Write a checkpoint, or the part of this process."""
         if messages is not None and messages.rank != 0:
             other = ShareOfOther(messages)
             other.write(path, lambda folder: write_pieces(folder, parts(), other.rank, constant, self._linkable))
@@ -328,7 +393,7 @@ class Writer:
 
 @contextmanager
 def _in_its_place(lock: FolderLock) -> Generator[None]:
-    """Check the lock of a folder before it is written to, and after a failure, which may come of its loss."""
+    """Check the lock of a folder before writing, and after a failure, which the loss of the lock may have caused."""
     lock.check()
     try:
         yield
@@ -338,10 +403,13 @@ def _in_its_place(lock: FolderLock) -> Generator[None]:
 
 
 def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:
+    """Return the tensors of all parts by name."""
     return {name: tensor for part in parts.values() for name, tensor in part.all_tensors().items()}
 
 
 def _raising(error: Exception) -> Callable[[], Mapping[str, Encoded]]:
+    """Return a function that raises an error."""
+
     def raise_error() -> Mapping[str, Encoded]:
         raise error
 

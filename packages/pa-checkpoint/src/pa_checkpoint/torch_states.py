@@ -1,7 +1,8 @@
-"""States of models, optimizers and schedulers: captured, compared with what is to load them, and loaded all or nothing.
+"""Capture, compare and load the states of models, optimizers and schedulers: all of them or none.
 
-``pa_core`` and ``pa_trial`` resume with these, and any other loop may. An object that does not fit its state is told by
-a sentence before anything is loaded; what only loading tells is undone.
+PyTorch accepts the state of a different optimizer, and fails at the next step. A model loads the matching weights
+before it raises an error about the others. The functions of this module find such a mismatch first, describe it in a
+sentence, and undo a partial load.
 """
 
 from __future__ import annotations
