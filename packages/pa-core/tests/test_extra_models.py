@@ -157,7 +157,7 @@ def test_a_loss_function_with_weights_that_nobody_trains() -> None:
     model, loss_func = nn.Linear(2, 2, dtype=torch.float64), Weighted()
     inputs = torch.ones(8, 2, dtype=torch.float64)
     trainer = Trainer(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
-    with pytest.raises(UnsupportedConfigurationError, match="Give its parameters to the optimizer of the trainer; or"):
+    with pytest.raises(UnsupportedConfigurationError, match="Pass its parameters to the optimizer of the trainer; or"):
         trainer.train(TensorDataset(inputs, inputs), 1)
     loss_func.requires_grad_(False)
     trainer.train(TensorDataset(inputs, inputs), 1)
@@ -343,12 +343,12 @@ def later(event: str, add: Callable[[Any], object]) -> Callable[[Any], None]:
 
 
 REFUSED: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "a name twice": ("There is a module of this name already", lambda one: one.add_module("captions", tower(2))),
+    "a name twice": ("A module has this name already", lambda one: one.add_module("captions", tower(2))),
     "a reserved name": ("none of loss_func, model", lambda one: one.add_module("model", tower(2))),
     "no name": ("letters, digits", lambda one: one.add_module("my module", tower(2))),
     "the model's head": ("it is trained already", lambda one: one.add_module("head", one.model[3], of(one.model[3]))),
     "a part of another module": (
-        "one module that holds both",
+        "a single module that contains both",
         lambda one: one.add_module("more", part := nn.Sequential(one.modules["captions"][0]), of(part)),
     ),
     "a foreign optimizer": ("SGD of 4 other parameters", lambda one: one.add_module("more", tower(2), of(tower(2)))),

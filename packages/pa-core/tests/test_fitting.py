@@ -217,7 +217,7 @@ def test_memory_that_runs_out_is_noted_for_the_next_start(tmp_path: Path, capsys
     model.layers = network()
     again = trainer_that_saves()
     fit(again, **options)
-    said = f"Computing 10 samples at a time, because more did not fit before, says {tmp_path / NOTE}"
+    said = f"Computing 10 samples at a time, because more did not fit before, according to {tmp_path / NOTE}"
     assert said in capsys.readouterr().out
     assert again.num_updates_completed == 6
     assert_trained_by_hand(again)
@@ -246,7 +246,7 @@ def test_a_note_that_says_nothing_is_an_error(content: str, tmp_path: Path) -> N
     """It names the file, and that it can be removed."""
     (tmp_path / NOTE).write_text(content)
     trainer = trainer_of(network(), SaveTrainingStateCallback(tmp_path))
-    with pytest.raises(ConfigurationError, match=rf"{NOTE} does not say how many(.|\n)*Remove the file"):
+    with pytest.raises(ConfigurationError, match=rf"{NOTE} does not contain a number of samples(.|\n)*Remove the file"):
         fit(trainer, 1)
 
 
@@ -282,7 +282,7 @@ def test_a_loop_of_the_users_begins_with_the_largest(tmp_path: Path) -> None:
     ("before", "after", "saves", "said"),
     [
         (20, 15, False, "Pass per_device_batch_size=10; or resume from the states"),
-        (1, 0, True, "Not even one sample at a time fits. Make the sample or the model smaller"),
+        (1, 0, True, "Not even a single sample at a time fits. Make the sample or the model smaller"),
     ],
 )
 def test_where_no_smaller_batch_can_be_noted_the_error_is_that_of_the_device(
@@ -299,7 +299,7 @@ def test_where_no_smaller_batch_can_be_noted_the_error_is_that_of_the_device(
 
 def test_one_sample_that_does_not_fit_is_an_error() -> None:
     """Before the run, with ways out, and with the error of the device as its cause."""
-    with pytest.raises(ConfigurationError, match=r"Not even one sample fits(.|\n)*bf16(.|\n)*sharding") as ended:
+    with pytest.raises(ConfigurationError, match=r"Not even a single sample fits(.|\n)*bf16(.|\n)*sharding") as ended:
         fit(trainer_of(Scarce(0)))
     assert isinstance(ended.value.__cause__, torch.OutOfMemoryError)
     assert str(ended.value.__cause__) == "1 samples"

@@ -329,7 +329,7 @@ def of_a_longer_run(trainer: Any, folder: Path) -> dict[str, Any]:
         (of_another_optimizer, "another optimizer"),
         (kept_of_another_optimizer, r"trainer.scheduler = None"),
         (before_a_group_was_added, r"(?s)1 group.*2 group"),
-        (too_short, r"shorter than the run.*OneCycleLR of 4 updates, 4 of which are done"),
+        (too_short, r"shorter than the run.*OneCycleLR of 4 updates has made 4 of them"),
         (of_a_longer_run, "would not continue"),
     ],
 )

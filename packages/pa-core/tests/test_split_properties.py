@@ -191,7 +191,7 @@ def test_a_batch_without_items_counts_for_nothing() -> None:
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("uncounted", "message"), [(1, "every step"), (0, "in this step, and none in earlier ones")])
+@pytest.mark.parametrize(("uncounted", "message"), [(1, "every step"), (0, "in this step, but not in earlier steps")])
 def test_counting_in_some_steps_only_is_refused(uncounted: int, message: str) -> None:
     """A run cannot weigh some updates by items and others by samples without saying so."""
 

@@ -381,7 +381,7 @@ def test_everything_that_reads_metrics_takes_the_numbers(tmp_path: Path, capsys:
 
 def test_what_is_no_number_is_refused_where_a_number_is_needed(tmp_path: Path) -> None:
     """The error says what was recorded, and which of its numbers can be watched; there is nothing to draw."""
-    for metric, advice in (("test", "Watch one of its numbers: test_accuracy"), ("phase", "Record the number")):
+    for metric, advice in (("test", "Watch a number in it: test_accuracy"), ("phase", "Record the number")):
         trainer = recording_trainer(SaveBestModelCallback(tmp_path / "best.pt", metric))
         with pytest.raises(ConfigurationError, match=rf"watch_metric='{metric}'(.|\n)*{advice}"):
             trainer.train(DATA, 1, DATA)

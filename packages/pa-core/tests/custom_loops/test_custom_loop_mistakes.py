@@ -264,7 +264,10 @@ class _Stream(IterableDataset[Tensor]):
         ({"create_scheduler_fn": ReduceLROnPlateau}, "to Run: it is then stepped with each epoch"),
         ({"create_scheduler_fn": Bare}, "Derive it from StatefulSchedulerBase"),
         ({"create_scheduler_fn": OfTwoMetrics}, "Give its step"),
-        ({"create_scheduler_fn": Timm}, "told of updates and of epochs(.|\n)*Wrap it in a StatefulSchedulerBase"),
+        (
+            {"create_scheduler_fn": Timm},
+            "needs calls after updates and after epochs(.|\n)*Wrap it in a StatefulSchedulerBase",
+        ),
     ],
 )
 def test_messages_of_a_run_do_not_speak_of_the_trainer(options: dict[str, Any], message: str) -> None:

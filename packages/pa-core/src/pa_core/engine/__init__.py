@@ -1,1 +1,1 @@
-"""What makes a run: its session, its updates, what it trains, and how the processes make one update."""
+"""The engine of a run: its session, its updates, its trained parts, and the exchange of gradients."""

@@ -1,4 +1,4 @@
-"""What each batch weighs in its update: as many samples as it has of it, or as many items, such as tokens."""
+"""The weight of each batch in its update: its share of the samples, or of items, for example tokens."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pa_core.errors import BatchOutputError
 
 
 class Accumulation:
-    """Makes the gradient of an update the gradient of the mean over all its samples, or all its items such as tokens.
+    """Makes the gradient of an update that of the mean loss over all its samples, or all its items.
 
-    A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``BatchPlace.weight``.
-    Items are counted by the step itself, and how many an update has is known when its last batch has been counted,
-    after most of its backward passes. So each batch is weighed by its items over a reference number, and at the end the
-    gradients are multiplied once by what is missing. The reference keeps losses in the range that gradient scalers
-    expect; it is a power of two, so that it changes no digit of the result.
+    The weight of a batch is its share of the samples of the update, which the loader knows: ``BatchPlace.weight``. The
+    step counts items, and their number in an update is only known after its last batch was counted, after most of its
+    backward passes. So each loss is scaled by its items over a reference number, and at the end the gradients are
+    scaled once by the reference over the total. The reference keeps losses in the range that gradient scalers expect;
+    it is a power of two, so that it changes no digit of the result.
 
-    A run has one for each optimizer.
+    A run has an accumulation for each optimizer.
 
     Args:
         num_processes: The number of processes, over which gradients are averaged.
-        counted_by: What the script gives the number of items as, for messages.
-        weighs_all: Whether the only batch of an update is weighed, too, as others are on any number of processes.
+        counted_by: The name of the number of items in scripts, for messages.
+        weighs_all: Whether the loss of an only batch is scaled, too, as on any number of processes.
 
     Attributes:
-        items: The items of this process in the current update so far; 0 where losses are means over samples.
-        counts_items: Whether the steps count items; None before the first one.
-        counts_samples: Whether samples are counted as items where a step counts none. This is the case for a stream, as
-            nobody knows beforehand how many an update has.
-        counts_nothing: Whether the last batch was counted as one without a sample or an item.
+        items: The items of this process in the current update so far; 0 if losses are means over samples.
+        counts_items: Whether the steps count items; None before the first step.
+        counts_samples: Whether samples are counted as items if a step counts none. This is the case for a stream, whose
+            numbers of samples in updates are unknown.
+        counts_nothing: Whether the last batch has no sample or item.
         reference_items: The reference number, None before the first update that counts items.
         last_batch_size: The number of samples of the last batch.
 
@@ -69,10 +69,10 @@ class Accumulation:
             loss: The mean over the samples or the items of the batch.
             place: The place of the batch in the update.
             batch_size: The number of its samples.
-            items: The number of items that the loss is the mean over; None if that is the samples.
+            items: The number of items that the loss is the mean over; None for samples.
 
         Raises:
-            BatchOutputError: Other batches of the run count their items, and this one does not, or the reverse.
+            BatchOutputError: Only some batches of the run count their items.
         """
         weight = place.weight
         if not place.is_empty:
@@ -86,16 +86,16 @@ class Accumulation:
         return loss if weight == 1 else loss * weight
 
     def _count(self, batch_size: int, items: int | None) -> int | None:
-        """Note what a batch holds; return the number of items that it weighs, None for its samples."""
+        """Count the items of a batch, and return their number; None for samples."""
         if self.counts_items is None:
             self.counts_items = items is not None
         if self.counts_items != (items is not None):
             raise BatchOutputError(
-                "Some steps of this run count their items, and others do not.",
-                given=f"{self._counted_by} in earlier steps, and none in this one"
+                "Only some steps of this run count their items.",
+                given=f"{self._counted_by} in earlier steps, but not in this step"
                 if items is None
-                else f"{self._counted_by}={items} in this step, and none in earlier ones",
-                do=f"Give {self._counted_by} in every step, even if it is 0.",
+                else f"{self._counted_by}={items} in this step, but not in earlier steps",
+                do=f"Return {self._counted_by} in every step, even if it is 0.",
             )
         self.last_batch_size = batch_size
         self.counts_nothing = (batch_size if items is None else items) == 0
@@ -107,18 +107,18 @@ class Accumulation:
         Args:
             parameters: Returns the parameters whose gradients were accumulated, and averaged over the processes; not
                 called in an update that counts no items.
-            total: The items of the update on all processes. A tensor on the device is not waited for, except after the
-                first update.
+            total: The items of the update on all processes. A tensor on the device is not read, except after the first
+                update.
         """
         is_known = isinstance(total, Tensor) and self.counts_items is not None
-        if not is_known and float(total) == 0:  # a process without a sample so far learns it from the others
+        if not is_known and float(total) == 0:  # a process without a sample so far knows it from the others
             return
         reference = self.reference_items or 1.0
         if self.reference_items is None and float(total) > 0:
             self.reference_items = _power_of_two(float(total) / self._num_processes)
         gradients = local_pieces(parameter.grad for parameter in parameters() if parameter.grad is not None)
         if gradients:
-            # Without any item all gradients are zero, and stay so.
+            # Without items all gradients are zero.
             at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
             factor = reference * self._num_processes / at_least_one
             foreach("mul_", gradients, factor)

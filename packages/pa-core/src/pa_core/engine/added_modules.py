@@ -1,4 +1,4 @@
-"""The modules that a trainer has besides its model: trained with it by one loss, or frozen."""
+"""The modules that scripts add to a trainer: trained with the model by the same loss, or frozen."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from pa_core.steps.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
 
 _RESERVED = ("loss_func", "model", "optimizer", "scheduler")
-"""What the trainer's own objects are called in training states."""
+"""The names of the trainer's own objects in training states."""
 
 
 @dataclass
 class AddedModule:
-    """A module, and what trains it.
+    """An added module with its optimizer and its scheduler.
 
     Attributes:
         module: The user's module.
-        optimizer: Its own optimizer; None if the optimizer of the trainer has its parameters, or no optimizer.
-        create_scheduler_fn: Makes the scheduler of its optimizer.
-        called: What a step calls; during a run, the module in the precision of the run.
+        optimizer: Its own optimizer; None if the optimizer of the trainer has its parameters, or no optimizer does.
+        create_scheduler_fn: A function that creates the scheduler of its optimizer.
+        called: The module that a step calls; during a run, the module in the precision of the run.
     """
 
     module: nn.Module
@@ -47,11 +47,11 @@ class AddedModule:
 
 
 class AddedModules:
-    """What ``add_module`` was given, by name.
+    """The modules of ``add_module``, by name.
 
     Attributes:
-        optimizers: The optimizers that modules have to themselves, by name.
-        schedulers: The schedulers of these in the current or last run, by name.
+        optimizers: The own optimizers of modules, by name.
+        schedulers: The schedulers of these optimizers in the current or last run, by name.
 
     Example:
         >>> from torch.optim import SGD
@@ -70,22 +70,22 @@ class AddedModules:
         self._is_prepared = False
 
     def add(self, name: str, added: AddedModule, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Add a module, or raise an error and change nothing.
+        """Add a module; an error leaves the modules unchanged.
 
         Args:
-            name: What it is called from now on.
+            name: The name of the module.
             added: The module.
             model: The model of the trainer.
             optimizer: The optimizer of the trainer.
 
         Raises:
             ConfigurationError: The name is taken, the module cannot be trained with others, or a run is in progress.
-            ArgumentTypeError: Something is another kind of thing, such as a class instead of an instance.
+            ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
         """
         if self._is_prepared:
             raise ConfigurationError(
-                f"add_module({name!r}, ...) in a callback, a hook or a step is too late. Call it where the trainer is "
-                "made."
+                f"add_module({name!r}, ...) in a callback, a hook or a step is too late. Call it after the trainer is "
+                "created."
             )
         _check_name(name, self._by_name)
         check_kind_of_module(added.module, "module")
@@ -109,7 +109,7 @@ class AddedModules:
             _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
 
     def _parameters_beside(self, name: str, model: nn.Module) -> dict[int, str]:
-        """What else has a parameter, by the identity of the parameter."""
+        """Return the other owner of each parameter, by the id of the parameter."""
         others = {f"the module {other!r}": added.module for other, added in self._by_name.items() if other != name}
         return {
             id(parameter): owner
@@ -118,7 +118,7 @@ class AddedModules:
         }
 
     def called(self) -> dict[str, nn.Module]:
-        """Return what a step calls, by name."""
+        """Return the modules that a step calls, by name."""
         return {name: added.called or added.module for name, added in self._by_name.items()}
 
     def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
@@ -131,7 +131,7 @@ class AddedModules:
         }
 
     def untrained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
-        """Return the modules that no optimizer trains, such as a teacher, without wrappers."""
+        """Return the modules that no optimizer trains, for example a teacher, without wrappers."""
         trained = self.trained(optimizer)
         return {
             name: unwrap_model(added.module, keep_torch_compile=False)
@@ -143,7 +143,7 @@ class AddedModules:
         """Create the schedulers of a run.
 
         Args:
-            values: What placeholders stand for.
+            values: The values of placeholders.
 
         Raises:
             TypeError: A factory returned no scheduler.
@@ -156,10 +156,10 @@ class AddedModules:
     def prepare(
         self, place: Callable[[nn.Module, bool], nn.Module], optimizer: Optimizer | None, *, for_training: bool
     ) -> None:
-        """Place all modules on the device, in the precision of the run, and those that nobody trains in eval mode.
+        """Place all modules on the device, in the precision of the run; untrained modules are put into eval mode.
 
         Args:
-            place: Called with a module and whether it is trained, returns what a step calls.
+            place: Called with a module and whether it is trained; returns the module that a step calls.
             optimizer: The optimizer of the trainer.
             for_training: Whether the run trains.
         """
@@ -173,7 +173,7 @@ class AddedModules:
                     broadcast_weights(unwrap_model(added.module, keep_torch_compile=False))
 
     def restore(self) -> None:
-        """Forget what the run has called, and the gradients of one that stopped."""
+        """Restore the modules after a run, and clear the gradients of a run that stopped."""
         self._is_prepared = False
         for added in self._by_name.values():
             added.called = None
@@ -182,7 +182,7 @@ class AddedModules:
             optimizer.zero_grad()
 
     def train(self, optimizer: Optimizer | None) -> None:
-        """Put the modules that are trained into training mode, as the model."""
+        """Put the trained modules into training mode, like the model."""
         for module in self.trained(optimizer).values():
             put_into_training(module)
 
@@ -199,13 +199,12 @@ def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
 def _check_name(name: str, taken: Mapping[str, AddedModule]) -> None:
     if not name.isidentifier() or name in _RESERVED:
         raise ConfigurationError(
-            f"A module cannot have the name {name!r}. Choose letters, digits and underscores, such as 'critic', and "
-            f"none of {', '.join(_RESERVED)}."
+            f"A module cannot have the name {name!r}. Choose letters, digits and underscores, like 'critic', except "
+            f"{', '.join(_RESERVED)}."
         )
     if name in taken:
         raise ConfigurationError(
-            f"There is a module of this name already: {name!r}, a {type(taken[name].module).__name__}. Choose another "
-            "name."
+            f"A module has this name already: {name!r}, a {type(taken[name].module).__name__}. Choose another name."
         )
 
 
@@ -220,16 +219,16 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
 
 
 def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], of_trainer: Optimizer | None) -> None:
-    """Raise an error for parameters that two would train, and trainable ones that nobody would."""
+    """Raise an error for parameters with two optimizers, and trainable parameters without an optimizer."""
     own = {id(parameter) for parameter in added.module.parameters()}
     shared = next((beside[parameter] for parameter in own if parameter in beside), None)
     if shared is not None:
         raise ConfigurationError(
             f"The module {name!r} has parameters that {shared} has too.",
             given=f"{type(added.module).__name__}, which shares parameters with {shared}",
-            do="Leave it out: it is trained already, with what it is a part of."
+            do="Leave it out: it is already trained as a part of the model."
             if shared == "the model"
-            else "Add one module that holds both.",
+            else "Add a single module that contains both.",
         )
     ours = _ids_of_parameters(of_trainer)
     if added.optimizer is not None:
@@ -243,15 +242,15 @@ def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[i
     if held & ours:
         raise ConfigurationError(
             f"Two optimizers would train the module {name!r}.",
-            given=f"{kind} of {len(held & ours)} parameters that the trainer's optimizer has too",
-            do="Leave optimizer out, or create the trainer's from the parameters of the model alone.",
+            given=f"{kind} with {len(held & ours)} parameters that the trainer's optimizer has too",
+            do="Leave optimizer out, or create the trainer's optimizer only from the parameters of the model.",
         )
     if not held or held - own:
         foreign = f"{len(held - own)} other parameters" if held else "no parameters"
         raise ConfigurationError(
             f"The optimizer does not belong to the module {name!r}.",
-            given=f"{kind} of {foreign}",
-            do="Create the optimizer from the parameters of the module that is added.",
+            given=f"{kind} with {foreign}",
+            do="Create the optimizer from the parameters of the added module.",
         )
 
 
@@ -266,7 +265,7 @@ def _refuse_untrained(name: str, module: nn.Module) -> None:
 
 
 def trained_loss(loss_func: object, optimizer: Optimizer | None, model: nn.Module) -> dict[str, nn.Module]:
-    """Return a loss function that has weights which the trainer's optimizer updates, by its name; empty otherwise.
+    """Return a loss function with weights that the trainer's optimizer updates, by its name; empty otherwise.
 
     Args:
         loss_func: The loss function.
@@ -284,14 +283,13 @@ def require_one_trained_module(
 ) -> None:
     """Raise an error for further modules trained on several processes, whose gradients are not exchanged.
 
-    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are modules without trainable
-    parameters. So are modules that no optimizer of the trainer holds and that are in eval mode, such as a teacher, or
-    an average of the model: a copy of it, perhaps within a module that keeps it.
+    Modules in ``DistributedDataParallel`` are allowed, and so are modules without trainable parameters, and modules in
+    eval mode without an optimizer of the trainer, for example a teacher or a copy of the model with averaged weights.
 
     Args:
-        attributes: The attributes of the trainer, where other modules and optimizers are looked for.
-        model: The model, which the trainer wraps.
-        added: The modules that were given to ``add_module``, whose gradients the trainer averages.
+        attributes: The attributes of the trainer, which are searched for modules and optimizers.
+        model: The model, which the trainer trains.
+        added: The modules of ``add_module``, whose gradients the trainer averages.
 
     Raises:
         UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
@@ -318,7 +316,7 @@ def require_one_trained_module(
 
 
 def _is_copy(module: nn.Module, model: nn.Module) -> bool:
-    """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
+    """Whether a module may be an average of a model: the same class, with the same names and shapes of parameters."""
     if module is model:
         return True
     if type(module) is not type(model):
@@ -330,10 +328,10 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
 
 
 def items_of(attributes: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return attributes and what stands in those that are containers; optimizers last, as a module says more.
+    """Return attributes and the items of attributes that are containers, with optimizers last.
 
     Args:
-        attributes: The attributes of an object; what its properties would return is not among them.
+        attributes: The attributes of an object, without its properties.
 
     Example:
         >>> layer = nn.Linear(1, 1)
@@ -371,7 +369,7 @@ def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Modu
     number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
     if name == "loss_func":
         do = (
-            "Give its parameters to the optimizer of the trainer; or, to leave it untrained, call "
+            "Pass its parameters to the optimizer of the trainer; or, to leave it untrained, call "
             "loss_func.requires_grad_(False)."
         )
     elif isinstance(item, nn.Module):
@@ -380,16 +378,16 @@ def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Modu
             f"untrained, call self.{name}.requires_grad_(False)."
         )
     elif isinstance(item, Optimizer) and is_sharded_module(model):
-        do = "Create it after the calls of fully_shard, which puts new parameters in the place of those before."
+        do = "Create it after the calls of fully_shard, which replaces the parameters."
     else:
-        do = "Make what it trains a part of the model, or of a module that is given to trainer.add_module()."
+        do = "Make its parameters a part of the model, or of a module of trainer.add_module()."
     return UnsupportedConfigurationError(
-        "The gradients of this are not exchanged between the processes: it would drift apart.",
+        "The gradients of an attribute are not exchanged between the processes: its weights would drift apart.",
         given=f"self.{name}, of type {type(item).__name__}, with {number} that the model does not have",
         do=do,
     )
 
 
 def _short(name: str) -> str:
-    """The name of an attribute, without what leads to an item of it."""
+    """Return the last part of the name of an attribute or an item."""
     return name.partition("[")[0]

@@ -1,4 +1,4 @@
-"""Which value of a metric is the best so far, and whether a higher one is better: what callbacks judge by."""
+"""The best value of a metric so far, and whether higher values are better, for callbacks that judge by a metric."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pa_core.tracking.run_history import INTERMEDIATE_PREFIX
 from pa_core.user_warnings import warn_user
 
 _SURELY_MEANT = 0.85
-# The words are those of metric names as scripts, torchmetrics and scikit-learn have them.
+# Words in names of metrics of scripts, torchmetrics and scikit-learn.
 _LOWER = frozenset({
     "bce", "bpb", "bpc", "bpd", "brier", "ce", "cer", "crossentropy", "dissimilarity", "distance", "divergence",
     "eer", "err", "error", "fallout", "fid", "fnr", "fpr", "hamming", "kid", "kl", "logloss", "loss", "losses",
@@ -41,18 +41,18 @@ _CAMEL_CASE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*"
 
 
 class BestMetric:
-    """The best value of a metric so far, and the epoch it belongs to.
+    """Keep the best value of a metric, and its epoch; for your own callbacks that judge by a metric.
 
-    NaN is never an improvement, and the first value that is a number always is one.
+    NaN is never an improvement, and the first value that is a number always is.
 
     Args:
-        greater_is_better: Whether a higher value is the better one, as for an accuracy.
-        min_change: A change of less than this is not an improvement. It is measured from the best value, so that
-            many small steps in the right direction add up to one.
+        greater_is_better: Whether a higher value is better, as for an accuracy. The default, False, suits a loss.
+        min_change: The smallest change that is an improvement; the default is 0. It is measured from the best value, so
+            that many small steps in the right direction add up.
 
     Attributes:
-        value: The best value, None as long as there is none.
-        epoch: The epoch of the best value, None as long as there is none.
+        value: The best value, None before the first.
+        epoch: The epoch of the best value, None before the first.
 
     Raises:
         ConfigurationError: ``min_change`` is negative or not finite.
@@ -74,7 +74,7 @@ class BestMetric:
         self.epoch: int | None = None
 
     def is_improved_by(self, value: float) -> bool:
-        """Return whether ``value`` is better than the best value so far; nothing is changed."""
+        """Return whether ``value`` is better than the best value so far; without changing anything."""
         if math.isnan(value):
             return False
         if self.value is None:
@@ -83,7 +83,7 @@ class BestMetric:
         return gain > 0 and gain >= self.min_change
 
     def update(self, value: float, epoch: int) -> bool:
-        """Keep ``value`` if it is an improvement, and return whether it was one."""
+        """Keep ``value`` if it is an improvement, and return whether it is."""
         improved = self.is_improved_by(value)
         if improved:
             self.value = value
@@ -96,7 +96,7 @@ class BestMetric:
         return f"<{type(self).__name__}: {best}, {'greater' if self.greater_is_better else 'lower'} is better>"
 
     def reset(self) -> None:
-        """Forget the best value."""
+        """Remove the best value."""
         self.value = None
         self.epoch = None
 
@@ -105,15 +105,15 @@ class BestMetric:
         return {"value": self.value, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
+        """Restore the result of ``state_dict``."""
         self.value = state_dict["value"]
         self.epoch = state_dict["epoch"]
 
 
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
-    """Raise an error, when a run starts, for the loss of an evaluation that does not take place.
+    """Raise an error for a metric to watch that no evaluation of the run records; call it when a run starts.
 
-    There is none without an evaluation dataset, and none of a single dataset where the evaluation sets have names.
+    That is the loss of an evaluation without an evaluation dataset, or of a single dataset if the sets have names.
 
     Raises:
         ConfigurationError: The metric would never be recorded.
@@ -127,10 +127,10 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     losses = {"train_loss", "eval_loss", *(f"eval_{name}_loss" for name in trainer.eval_sets)}
     if metric_name in losses and metric_name not in trainer.run_history.get_metric_names():
         warn_user(
-            f"watch_metric={metric_name!r} is none of the losses that a run records. If no callback records it, the "
+            f"watch_metric={metric_name!r} is not a loss that a run records. If no callback records it, the "
             f"run ends after the first epoch: pass watch_metric='{metric_name}_epoch'."
         )
-    # A custom loop evaluates itself, and nobody knows of it before.
+    # A custom loop evaluates itself, which is not known before.
     is_evaluated = trainer.eval_dataloader is not None or hasattr(trainer, "evaluation_batches")
     if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
         raise ConfigurationError(
@@ -140,15 +140,14 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
 
 
 def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
-    """Return the latest value of a metric, the same one on every process.
+    """Return the latest value of a metric, the same value on every process.
 
-    What follows from the value (saving, stopping) is done by all processes together, so that a metric which
-    was computed on each process by itself must not send them different ways: the value of the first process
-    counts. Every process has to call this.
+    Use it in callbacks that save or stop, which all processes must do together: a metric that each process computes
+    itself could differ, so the value of the first process counts. Every process must call this.
 
     Raises:
         MetricNotFoundError: No value was recorded under this name.
-        ConfigurationError: What was recorded last is not a number.
+        ConfigurationError: The latest value is not a number.
     """
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
@@ -157,9 +156,9 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     value = as_number(latest)
     if value is None:
         entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
-        do = f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too."
+        do = f"Watch a number in it: {', '.join(entries)}." if entries else "Record the number to judge by too."
         raise ConfigurationError(
-            f"The metric to watch is not a number: watch_metric={metric_name!r}, of which a {type(latest).__name__} "
+            f"The metric to watch is not a number: watch_metric={metric_name!r}, for which a {type(latest).__name__} "
             f"was recorded. {do}"
         )
     if trainer.run_config.num_processes == 1:
@@ -168,9 +167,9 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
 
 
 def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
-    """Raise an error for names of metrics that are similar to metrics which an evaluation has recorded.
+    """Raise an error for names that are similar to, but not equal to, those of recorded metrics.
 
-    Others may be recorded in training, or at the end of an epoch.
+    Other metrics may be recorded in training, or at the end of an epoch.
 
     Args:
         trainer: The trainer, which has evaluated and not trained yet.
@@ -200,13 +199,13 @@ def _never_recorded(trainer: AnyTrainer, metric_name: str, recorded: list[str]) 
     return MetricNotFoundError(
         "The metric to watch was never recorded.",
         given=f"watch_metric={metric_name!r}",
-        expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
+        expected=f"a recorded metric: {', '.join(recorded) or 'none so far'}",
         do=do,
     )
 
 
 class _FalseByDefault(int):
-    """Equal to False, and not the False that a caller writes."""
+    """A value that equals False, but is a different object from a caller's False."""
 
     @override
     def __repr__(self) -> str:
@@ -214,12 +213,12 @@ class _FalseByDefault(int):
 
 
 FALSE_BY_DEFAULT: bool = cast("bool", _FalseByDefault())
-"""The default of ``greater_is_better``: a lower value is better, unless the caller says something else."""
+"""The default of ``greater_is_better``: a lower value is better, unless the caller passes an argument."""
 
 
 @runtime_checkable
 class JudgesMetric(Protocol):
-    """A callback that decides which value of a metric is the best.
+    """The interface of callbacks that judge by a metric, so that tables and rows mark its best value.
 
     Example:
         >>> from pa_core import SaveBestModelCallback
@@ -232,10 +231,10 @@ class JudgesMetric(Protocol):
 
 
 def direction_in_name(metric_name: str) -> bool | None:
-    """Tell from the words of a metric's name whether a higher value is better; None if they do not say.
+    """Return whether a higher value is better, judging by the words of the name; None if they do not tell.
 
-    Words are separated by anything that is not a letter or a digit, or by capital letters. A word that speaks for a
-    lower value counts more than one that speaks for a higher value.
+    Words are separated by anything that is not a letter or a digit, or by capital letters. A word that indicates that a
+    lower value is better has precedence.
 
     Args:
         metric_name: The name, with its prefix.
@@ -257,29 +256,29 @@ def direction_in_name(metric_name: str) -> bool | None:
 
 
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
-    """Return whether a higher value is better, and warn where that contradicts the name of the metric.
+    """Return whether a higher value is better, and warn if that contradicts the name of the metric.
 
-    Of a loss a lower value is better, even if the caller says otherwise; of other metrics, what the caller says counts.
+    For a loss, a lower value is better, even if the caller says otherwise; for other metrics, the caller decides.
 
-    To be called by the constructor of a callback.
+    Call it in the constructor of a callback.
 
     Args:
         watch_metric: The metric that the callback judges by.
-        greater_is_better: What the caller said, or ``FALSE_BY_DEFAULT``.
+        greater_is_better: The argument of the caller, or ``FALSE_BY_DEFAULT``.
     """
     problem = ""
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):
         problem = (
-            f"A lower {watch_metric} counts as better, as greater_is_better is False by default. Pass "
+            f"A lower {watch_metric} counts as better, because greater_is_better is False by default. Pass "
             "greater_is_better=True, or greater_is_better=False if lower is better indeed."
         )
     elif greater_is_better and is_loss(watch_metric):
         problem = (
-            f"A higher {watch_metric} counts as better, as greater_is_better=True. Of a loss a lower value "
+            f"A higher {watch_metric} counts as better, because greater_is_better=True. For a loss, a lower value "
             "is better: leave greater_is_better out."
         )
     if problem:
-        # at the line that creates the callback, which constructors of its base classes may have called this for
+        # at the line that creates the callback, outside of constructors of base classes
         level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented
         while frame.f_code.co_name == "__init__" and frame.f_back is not None:
             level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""What is looked at when callbacks are registered: that they are callbacks, and that their methods are events."""
+"""Checks of callbacks when they are registered: their types, and the names of their methods."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def require_iterable(callbacks: object, base: type) -> None:
     """Raise an error for callbacks that are not in a list.
 
     Args:
-        callbacks: What was given as callbacks.
+        callbacks: The argument of a trainer.
         base: ``TrainerCallback``.
 
     Raises:
-        ArgumentTypeError: They are not.
+        ArgumentTypeError: The callbacks are not in a list.
     """
     if not isinstance(callbacks, Iterable):
         shown = callbacks.__name__ if isinstance(callbacks, type) else f"{type(callbacks).__name__}(...)"
@@ -40,14 +40,14 @@ def require_iterable(callbacks: object, base: type) -> None:
 
 
 def require_callback(callback: object, base: type) -> None:
-    """Raise an error for anything that is not a callback, or a class that cannot be constructed without arguments.
+    """Raise an error for an object that is not a callback, or a class that needs arguments.
 
     Args:
-        callback: What was given as a callback.
+        callback: An item of the callbacks.
         base: ``TrainerCallback``.
 
     Raises:
-        ArgumentTypeError: It is not.
+        ArgumentTypeError: The object is not a callback, or a class that needs arguments.
     """
     if not _is_callback(callback, base):
         kind = callback if isinstance(callback, type) else type(callback)
@@ -56,7 +56,7 @@ def require_callback(callback: object, base: type) -> None:
             "An object in the list of callbacks is not a callback.",
             given=repr(callback),
             expected="an instance or a subclass of TrainerCallback",
-            do=f"Derive {kind.__name__} from TrainerCallback." if is_users_class else "Take it out of the list.",
+            do=f"Derive {kind.__name__} from TrainerCallback." if is_users_class else "Remove it from the list.",
         )
     if isinstance(callback, type) and (missing := required_arguments(callback)):
         raise ArgumentTypeError(
@@ -71,7 +71,7 @@ def _is_callback(value: object, base: type) -> bool:
 
 
 def warn_of_half_a_state(callback: object) -> None:
-    """Warn about a callback with one of the two methods of a state: training states leave it out.
+    """Warn about a callback with only one of ``state_dict`` and ``load_state_dict``, which states leave out.
 
     Args:
         callback: The callback.
@@ -85,7 +85,7 @@ def warn_of_half_a_state(callback: object) -> None:
 
 
 def implements(callback: object, event: str, base: type) -> bool:
-    """Return whether a callback has an event, and not only inherits it.
+    """Return whether a callback overrides an event.
 
     Args:
         callback: The callback.
@@ -98,7 +98,7 @@ def implements(callback: object, event: str, base: type) -> bool:
 
 
 def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave out what an event passes beyond its documented arguments where a callback takes no ``**kwargs``.
+    """Pass only the documented arguments of an event to a callback without ``**kwargs``.
 
     Args:
         method: The bound method.
@@ -118,13 +118,13 @@ def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
 def warn_of_unknown_events(
     callback: object, events: Collection[str], warned: set[tuple[type, str]], *, only_typos: bool = False
 ) -> None:
-    """Point at ``on_`` methods that are never called, in their class: that is what has to be renamed.
+    """Warn about ``on_`` methods that are never called, at the line of their class.
 
     Args:
         callback: The callback.
         events: The names of all events.
-        warned: Methods of which there was a warning before, to which these are added.
-        only_typos: Only of those that are surely meant to be an event; others may be custom events.
+        warned: Methods that were warned about before; further methods are added.
+        only_typos: Whether to warn only about names that are surely misspelt events; others may be custom events.
     """
     kind = type(callback)
     named = [name for name in dir(callback) if name.startswith("on_") and name not in events]

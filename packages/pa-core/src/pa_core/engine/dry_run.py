@@ -1,4 +1,4 @@
-"""Runs that leave no trace, such as those that search for a learning rate."""
+"""Runs that are undone afterwards, for example to search for a learning rate."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]:
-    """Restore everything that a run can reach, and random numbers: in place, as others hold the same objects.
+    """Restore all objects that a run can reach, and random number generators, in place.
 
     Args:
         run: The trainer.
-        data: What it is given: datasets, loaders, and what they are made with.
+        data: The data of the run: datasets, loaders and their arguments.
     """
     with restored(_roots(run, data), run.device):
         yield
@@ -37,7 +37,7 @@ def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]
 
 @contextmanager
 def restored(roots: Mapping[str, object], device: torch.device) -> Generator[None]:
-    """Restore everything that is reached from objects, and random numbers.
+    """Restore all objects that can be reached from others, and random number generators.
 
     Args:
         roots: The objects by name.
@@ -48,8 +48,8 @@ def restored(roots: Mapping[str, object], device: torch.device) -> Generator[Non
     kept = KeptState(roots, most_bytes=(free_memory() or sys.maxsize) // 2)
     if kept.running:
         warn_user(
-            f"A trial moves on the iterator in {', '.join(kept.running)}, which nobody can set back: the run after it "
-            "begins later in it. Make the iterator where it is used, such as in __iter__ of a dataset."
+            f"A trial advances the iterator in {', '.join(kept.running)}, which cannot be restored: the run after it "
+            "begins later in it. Create the iterator when it is used, for example in __iter__ of a dataset."
         )
     with ExitStack() as stack:
         stack.enter_context(restored_rng_states(device))
@@ -65,13 +65,13 @@ def _restore(kept: KeptState) -> None:
     lost = kept.restore()
     if lost:
         warn_user(
-            f"A trial has changed {', '.join(lost)}, which is too large to be copied before. Create it again, or let "
-            "steps and datasets leave what they are given as it is."
+            f"A trial changed {', '.join(lost)}, which is too large to copy before. Create it again, or let "
+            "steps and datasets not change it."
         )
 
 
 def _roots(run: ResumableRun, data: Sequence[object]) -> dict[str, object]:
-    """What a run can reach: what it was given, by what the script calls it, and the trainer."""
+    """Return the objects from which a run is reached, by their names in scripts: its arguments and the trainer."""
     kinds = (nn.Module, Optimizer, Dataset, DataLoader)
     given: dict[str, object] = {
         name: attribute for name, attribute in vars(run).items() if isinstance(attribute, kinds) or callable(attribute)

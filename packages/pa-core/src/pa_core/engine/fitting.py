@@ -1,4 +1,4 @@
-"""``per_device_batch_size="fit"``: how many samples of an update a process computes at a time, by its memory."""
+"""``per_device_batch_size="fit"``: the number of samples that a process computes at a time, by its memory."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _FOR_LESS_MEMORY = (
     "backward pass (activation checkpointing), or split the model over several devices (sharding)."
 )
 _LARGEST_PART = 4
-"""One part of the free memory of a machine may be saved for the backward pass of the largest batch that is tried."""
+"""The fraction of the free memory that tensors of a backward pass may take in the largest batch that is tried."""
 
 
 class BatchSizeFitting:
-    """Finds the largest batch that fits before a run, and takes note if a later one does not.
+    """Finds the largest batch that fits before a run, and writes a note if a later batch does not fit.
 
     Args:
         device: The device of the run.
-        folders: Where the run saves its states; notes are kept there, for the next start.
+        folders: The folders of the run's states, in which notes for the next start are kept.
 
     Attributes:
-        batch_size: What this process computes at a time at the most; 0 until it is chosen.
+        batch_size: The largest number of samples that this process computes at a time; 0 until it is chosen.
     """
 
     def __init__(self, device: torch.device, folders: Iterable[Path]) -> None:
@@ -56,11 +56,11 @@ class BatchSizeFitting:
 
         Args:
             loader: The training loader.
-            try_update: Makes an update out of a batch; None if it cannot be tried, so that the largest is taken.
-            say: Told what was chosen.
+            try_update: Makes an update with a batch; None if it cannot be tried, so that the largest batch is chosen.
+            say: A function that prints the choice.
 
         Raises:
-            ConfigurationError: The sizes of the batches are not the trainer's to choose.
+            ConfigurationError: The trainer cannot choose the sizes of the batches.
         """
         keyed = _resizable(loader)
         noted = self._noted()
@@ -70,32 +70,32 @@ class BatchSizeFitting:
         if try_update is not None:
             trial = _Trial(keyed, try_update, self._device)
             size = trial.largest(0, size)
-            if min(gather_objects(size)) < even == size:  # this device holds what others do not
+            if min(gather_objects(size)) < even == size:  # this device fits a batch that others do not
                 size = trial.largest(even, min(samples, noted or samples))
         sizes = gather_objects(size)
         self.batch_size = size
         least, most = min(sizes), max(sizes)
-        known = "" if noted is None else f", because more did not fit before, says {self._notes[0]}"
+        known = "" if noted is None else f", because more did not fit before, according to {self._notes[0]}"
         say(f"Computing {most if least == most else f'on each process {least} to {most}'} samples at a time{known}.")
         return sizes
 
     def _noted(self) -> int | None:
-        """What fits by the notes of earlier starts; the same on all processes with such a device."""
+        """Return the size in the notes of earlier starts; the same on all processes with such a device."""
         found: list[int] = []
         for note in filter(Path.exists, self._notes):
             try:
                 found.append(json.loads(note.read_text())["fits"])
                 check_count("fits", found[-1])
             except (KeyError, TypeError, ValueError) as error:
-                do = "Remove the file: batches are then tried again."
-                raise ConfigurationError(f"The note {note} does not say how many samples fit.", do=do) from error
+                do = "Remove the file: then batches are tried again."
+                raise ConfigurationError(f"The note {note} does not contain a number of samples.", do=do) from error
         return min(found, default=None)
 
     def note(self, error: BaseException) -> None:
-        """Take note if a run has ended for want of memory; other errors are left alone.
+        """Write a note if a run ended because memory was exhausted; other errors have no effect.
 
         Args:
-            error: What has ended the run.
+            error: The error that ended the run.
 
         Raises:
             SmallerBatchNeeded: The next start continues with smaller batches.
@@ -104,13 +104,13 @@ class BatchSizeFitting:
         if not _is_out_of_memory(error) or size == 0:
             return
         if size == 1:
-            error.add_note(f"Not even one sample at a time fits. {_FOR_LESS_MEMORY}")
+            error.add_note(f"Not even a single sample at a time fits. {_FOR_LESS_MEMORY}")
             return
         problem = f"{size} samples at a time do not fit into the memory of {self._device}; {size // 2} may."
         if not self._notes:
             error.add_note(
                 f"{problem} Pass per_device_batch_size={size // 2}; or resume from the states of "
-                "SaveTrainingStateCallback, in whose folder the next start finds a note of it."
+                "SaveTrainingStateCallback, whose folder contains a note for the next start."
             )
             return
         for path in self._notes:
@@ -118,12 +118,12 @@ class BatchSizeFitting:
             new = path.with_name(f".{path.name}.{os.getpid()}")
             new.write_text(json.dumps({"fits": size // 2, "does_not_fit": size}))
             new.replace(path)
-        sys.stderr.write(f"{problem} Start the script again: with resume_from, it continues with these.\n")
+        sys.stderr.write(f"{problem} Start the script again: with resume_from, it continues with smaller batches.\n")
         raise SmallerBatchNeeded from error
 
 
 class _Trial:
-    """Updates of batches that become larger, which others must undo."""
+    """Tries updates with growing batches; the caller undoes their effects."""
 
     def __init__(self, loader: KeyedDataLoader[Any], try_update: Callable[[Any], None], device: torch.device) -> None:
         self._loader, self._try_update, self._device = loader, try_update, device
@@ -131,16 +131,16 @@ class _Trial:
         self._last_error: Exception | None = None
 
     def largest(self, known: int, most: int) -> int:
-        """Return the largest batch that fits, between one that is known to fit and the largest of interest."""
+        """Return the largest batch that fits, between a size known to fit and the largest of interest."""
         for size in _sizes(known, most):
             if not self._fits(size):
                 break
             known = size
-        self._saved_bytes = 0  # one sample is tried in any case
+        self._saved_bytes = 0  # a single sample is always tried
         if known == 0 and not self._fits(1):
             raise ConfigurationError(
-                f"Not even one sample fits into the memory of {self._device}.",
-                given="an update of one sample",
+                f"Not even a single sample fits into the memory of {self._device}.",
+                given="an update of a single sample",
                 do=_FOR_LESS_MEMORY,
             ) from self._last_error
         return known or 1
@@ -153,16 +153,16 @@ class _Trial:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-            self._last_error = error.with_traceback(None)  # whose frames hold tensors
+            self._last_error = error.with_traceback(None)  # frames of the traceback hold tensors
         else:
             return True
-        gc.collect()  # of the frames of the error, which hold tensors
+        gc.collect()  # collect the frames of the error, which hold tensors
         if self._device.type != "cpu":
             torch.accelerator.empty_cache()
         return False
 
     def _update(self, size: int) -> None:
-        """Make an update of the first samples; gradients are kept, as in an update of several batches."""
+        """Make an update of the first samples; gradients are kept, as in an update with several batches."""
         self._saved_bytes = 0
         counts = self._device.type == "cpu"
         with (
@@ -177,16 +177,16 @@ class _Trial:
 
 
 def _raise_for(collective: str) -> None:
-    """Raise an error: the other processes may be trying another size, or have run out of memory."""
+    """Raise an error: the other processes may be trying a different size, or be out of memory."""
     raise UnsupportedConfigurationError(
-        'per_device_batch_size="fit" tries steps on each process alone, and this one communicates.',
+        'per_device_batch_size="fit" tries steps on each process separately, and this step communicates.',
         given=collective,
         do="Pass a number, or communicate between the steps.",
     )
 
 
 def _sizes(known: int, most: int) -> Iterator[int]:
-    """Twice as many each time; from two on, as a batch of one is nothing to batch norm."""
+    """Yield doubled sizes, from 2 on, because batch norm needs two samples."""
     size = max(2 * known, 2)
     while size < most:
         yield size
@@ -200,7 +200,7 @@ def _resizable(loader: object) -> KeyedDataLoader[Any]:
     if is_slice(loader) or not is_keyed(keyed):
         what = "a limit on batches, which counts them" if is_slice(loader) else describe_loader(loader)
         raise ConfigurationError(
-            'With per_device_batch_size="fit", the number of batches follows from the memory.',
+            'With per_device_batch_size="fit", the memory decides the number of batches.',
             given=what,
             do="Pass a dataset, and max_num_train_steps to limit the run; or pass a number.",
         )

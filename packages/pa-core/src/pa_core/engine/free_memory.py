@@ -1,4 +1,4 @@
-"""How much memory of the machine is free."""
+"""The free memory of the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_memory() -> int | None:
-    """Bytes of the machine's memory, or of what its container may use, for each process; None where nothing tells."""
+    """Return the bytes of free memory of the machine, or of its container, for each process; None if unknown."""
     free: list[int] = []
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

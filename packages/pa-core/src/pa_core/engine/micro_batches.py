@@ -26,15 +26,15 @@ class BatchPlace(NamedTuple):
         step: The number of the step in its epoch, counted from 1.
         weight: The factor on the mean loss of this process, such that the averaged gradients of the group are the
             gradients of the mean over all of its samples.
-        ends_group: Whether an optimizer update follows.
-        starts_group: Whether it is the first one of its update.
-        global_samples: The number of samples in this step over all processes; None if the loader is not ours and
-            cannot say.
-        samples: The number of samples of this process; None as above.
+        ends_group: Whether it is the last batch of its update.
+        starts_group: Whether it is the first batch of its update.
+        global_samples: The number of samples in this step over all processes; None for a custom loader that does not
+            tell.
+        samples: The number of samples of this process; None for a custom loader that does not tell.
         is_empty: Whether this process has no sample in this step, while others do.
-        some_are_empty: Whether any process may have none, as all of them know.
-        micro_batch: The number of the micro-batch in an update that is cut by position; None where it is empty, or the
-            update is not cut so.
+        some_are_empty: Whether any process may have none, which all of them know.
+        micro_batch: The number of the micro-batch in an update that is divided by position; None if it is empty, or the
+            update is not divided.
         num_micro_batches: The number of micro-batches of such an update.
 
     Example:
@@ -64,16 +64,16 @@ def micro_batches(
     steps_done: int = 0,
     count: BatchCount | None = None,
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Iterate over the batches of an epoch together with the place that each has in its update.
+    """Iterate over the batches of an epoch with the place of each in its update.
 
     Args:
-        loader: The loader of the epoch, which knows the sizes of its batches if it is ours.
-        batches: Its batches, on the device.
+        loader: The loader of the epoch; a keyed loader knows the sizes of its batches.
+        batches: The batches of the loader, on the device.
         accumulation_steps: The number of batches of each process in an update; the last group of an epoch may be
-            shorter, and weighs what it holds.
+            shorter, and is weighted by its samples.
         rank: The rank of this process.
         num_processes: The number of processes.
-        steps_done: The number of steps of the epoch that lie before the first of the batches.
+        steps_done: The number of steps of the epoch before the first batch.
         count: Counts the batches of a custom loader.
     """
     keyed, limit = innermost(loader), batches_of_slices(loader)
@@ -97,7 +97,7 @@ def _of_keyed_loader(
     rank: int,
     steps_done: int,
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
+    """Iterate over batches whose sizes the split knows; they are computed only for steps that are not full."""
     split, arriving = loader.split, iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
     cut = split if split.fixed_batches else None
@@ -128,10 +128,10 @@ def _of_keyed_loader(
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
-    """The number of samples that this process has in a step of a custom data loader, where its sampler tells.
+    """Return a function for the number of samples of a step, if the sampler of a custom data loader tells.
 
-    On several processes accelerate fills the last batches up, so that all are of one size. A sampler that has split
-    the samples itself gives each process as many.
+    On several processes accelerate fills up the last batches, so that all have the same size. A sampler that splits the
+    samples itself has the same number for each process.
     """
     custom = innermost(loader)
     sampler = getattr(custom, "batch_sampler", None)
@@ -153,12 +153,12 @@ def _of_custom_loader(
     accumulation_steps: int,
     num_processes: int,
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Where nothing tells the sizes, the batches of a group weigh the same.
+    """Iterate over batches of unknown sizes, which have equal weights in their group.
 
-    Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
-    true, unless other processes may have more batches. Between two updates none is, so that a training state need not
-    know of it; but the loader comes to its end with the last batch, as it may draw random numbers for that. What
-    it has beyond its length is left.
+    Within a group a batch is read ahead, so that the last group is closed even if the length was wrong, unless other
+    processes may have more batches. Between two updates no batch is read ahead, so that a training state need not
+    contain it; but the loader reaches its end with the last batch, because it may draw random numbers for that. Batches
+    beyond its length are ignored.
     """
     arriving, expected = iter(batches), cast("int", count.expected)
     first = count.given
@@ -186,10 +186,10 @@ def _of_custom_loader(
 
 
 def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[BatchPlace, Any]]:
-    """Where only the end of a stream tells how long it is, and each process may have its own stream.
+    """Iterate over the batches of a stream of unknown length; each process may have its own stream.
 
-    The batches of an update are fetched together, and the processes tell each other how many they have: the epoch ends
-    when none has any. How much each batch weighs follows from the samples that are counted, see `Accumulation`.
+    The batches of an update are fetched together, and the processes exchange their numbers: the epoch ends when none
+    has any. The weights of batches follow from the counted samples; see `Accumulation`.
     """
     arriving, step = iter(batches), count.given
     while True:
@@ -214,7 +214,7 @@ def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: in
 
 
 def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[BatchPlace, Any]]:
-    """The steps in which other processes may still have batches, and would wait for this one."""
+    """Yield steps without samples, in which other processes may still have batches."""
     expected = cast("int", count.expected)
     for step in range(count.given, expected):
         ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == expected

@@ -1,4 +1,4 @@
-"""A model as a table: its modules, their parameters, and the memory that these take."""
+"""A table of a model: its modules, their parameters and their memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _KIB = 1024
 
 
 def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
-    """Return a table of the modules of a model: parameters, trainable ones, memory and dtype of each.
+    """Return a table of the modules of a model: numbers of parameters, memory and dtypes.
 
-    Each row counts everything in the module, and a parameter only once no matter how often it is used. Identical
-    neighbours, such as the blocks of a transformer, share a row. Memory counts parameters and buffers, without
-    gradients and the state of an optimizer. The last column says what else there is to know: ``meta`` of parameters
-    that have no memory yet (it is what they are going to take), ``lazy`` of those whose sizes come with the first batch
-    (which are not counted), and ``sharded`` of those that are split over processes (the memory is counted on this
-    process). Nothing is exchanged with other processes.
+    Print it to see where the parameters are and which are frozen. Each row counts all parameters in the module, each
+    once. Identical neighbours, for example the blocks of a transformer, share a row. Memory counts parameters and
+    buffers, without gradients and the state of an optimizer. The last column has remarks: ``meta`` for parameters that
+    have no memory yet (the memory is that of the real parameters), ``lazy`` for parameters whose sizes the first batch
+    decides (which are not counted), and ``sharded`` for parameters that are split over processes (the memory is that of
+    this process). It does not communicate.
 
     Args:
-        model: The model, which may be wrapped or compiled; or several by name.
-        depth: How many levels of modules are shown below the model; 0 for the model alone.
+        model: The model, which may be wrapped or compiled; or several models by name.
+        depth: The number of levels of modules below the model; 0 for the model alone. The default, 2, fits on a screen
+            for most models.
 
     Raises:
         ConfigurationError: ``depth`` is not a whole number of at least 0.
@@ -60,7 +61,7 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
 
 
 def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what the columns of numbers say of some modules, and of which kinds their tensors are."""
+    """Return the cells of numbers of some modules, and the remarks on their tensors."""
     parameters = list({id(parameter): parameter for module in modules for parameter in module.parameters()}.values())
     buffers = list({id(buffer): buffer for module in modules for buffer in module.buffers()}.values())
     known = [*filterfalse(is_lazy, parameters)]
@@ -80,7 +81,7 @@ def _measures(modules: Sequence[nn.Module]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> Iterator[tuple[str, ...]]:
-    """Yield the row of some identical modules, and for a single one the rows of its children."""
+    """Yield the row of some identical modules, and for a single module the rows of its children."""
     first, (cells, kinds) = modules[0], _measures(modules)
     kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
     yield "  " * level + name, kind, *cells, ", ".join(kinds)
@@ -95,7 +96,7 @@ def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> It
 
 
 def _likeness(child: tuple[str, nn.Module]) -> object:
-    """Return what is equal of neighbours that share a row: those that are numbered, and of one kind and size."""
+    """Return a key that is equal for neighbours that share a row: numbered modules of the same class and size."""
     name, module = child
     is_numbered = name.isdigit() and any(True for _ in module.parameters())
     return (type(module), _measures([module])) if is_numbered else name

@@ -1,4 +1,4 @@
-"""Training mode of models, parts of which a script may keep in evaluation mode."""
+"""Training mode of models; scripts may keep parts of them in evaluation mode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pa_core.user_warnings import warn_user
 
 
 def put_into_training(model: nn.Module) -> None:
-    """Call ``train()``, and leave the parts in evaluation mode that were put there within a model in training mode.
+    """Call ``train()`` of a model, but keep the parts in evaluation mode that a script put into it.
 
-    A model that is in evaluation mode as a whole, as a pretrained one is after loading, trains as a whole.
+    A whole model in evaluation mode, for example after loading a pretrained model, is put into training mode as a
+    whole.
 
     Args:
         model: The model.
@@ -31,7 +32,7 @@ def put_into_training(model: nn.Module) -> None:
 
 
 def trained_in_evaluation_mode(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the parts of models in training mode that are in evaluation mode and yet have trainable parameters.
+    """Return the parts in evaluation mode, with trainable parameters, of models in training mode.
 
     Args:
         models: The models by name.
@@ -57,7 +58,7 @@ def _outermost_in_evaluation(model: nn.Module) -> Iterator[tuple[str, nn.Module]
 
 
 def warn_of_pretrained_parts(models: Mapping[str, nn.Module]) -> None:
-    """Warn about parts that are trained without their dropout because loading them has left them in evaluation mode.
+    """Warn about parts that are trained without dropout because loading left them in evaluation mode.
 
     Args:
         models: The models by name.
@@ -65,7 +66,7 @@ def warn_of_pretrained_parts(models: Mapping[str, nn.Module]) -> None:
     for name, part in trained_in_evaluation_mode(models).items():
         if hasattr(part, "from_pretrained") and not any(inside.training for inside in part.modules()):
             warn_user(
-                f"{name}, a {type(part).__name__}, is trained in evaluation mode, as from_pretrained() leaves it: "
-                "without dropout. Call train() on the whole model where it is made; or freeze the part with "
+                f"{name}, a {type(part).__name__}, is trained in evaluation mode, the mode after from_pretrained(): "
+                "without dropout. Call train() on the whole model after creating it; or freeze the part with "
                 "requires_grad_(False)."
             )

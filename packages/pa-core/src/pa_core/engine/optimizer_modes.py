@@ -1,4 +1,4 @@
-"""Optimizers with ``train()`` and ``eval()``, whose weights in training are not those to evaluate."""
+"""Optimizers with ``train()`` and ``eval()``, which evaluate other weights than they train."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.optim import Optimizer
 
 
 def has_modes(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer has two modes, as schedule-free ones do.
+    """Return whether an optimizer has two modes, like schedule-free optimizers.
 
     Args:
-        optimizer: Any optimizer; torch's have none.
+        optimizer: An optimizer; torch's optimizers have no modes.
     """
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 class OptimizerModes:
-    """The optimizers of a run that are in training mode and have another one.
+    """The optimizers with modes of a run, while they are in training mode.
 
-    Their training weights come back bit-for-bit after an evaluation: calling ``eval()`` and ``train()`` alone would
+    Their training weights come back bit-for-bit after an evaluation: only calling ``eval()`` and ``train()`` would
     round them.
     """
 
@@ -39,19 +39,19 @@ class OptimizerModes:
         self.train_again()
 
     def train_again(self) -> None:
-        """Put them into it again, after a state was loaded that was saved in the other mode."""
+        """Put the optimizers into training mode again, after loading a state that was saved in the other mode."""
         for optimizer in self._training:
             optimizer.train()
 
     def end(self) -> None:
-        """Leave the weights that are to be evaluated and exported, as the training is over."""
+        """Switch to the weights for evaluation and export, at the end of the training."""
         for optimizer in self._training:
             optimizer.eval()
         self._training = []
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Have the weights that are to be evaluated and exported within the context."""
+        """Use the weights for evaluation and export within the context."""
         optimizers, self._training = self._training, []
         parameters = [
             parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]

@@ -1,4 +1,4 @@
-"""What a run trains: modules, their optimizers and schedulers, and what each batch weighs in an update."""
+"""The trained parts of a run: modules, their optimizers and schedulers, and the weights of batches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pa_core.types import StatefulScheduler
 
 @contextmanager
 def counting_samples(parts: Iterable[Part]) -> Generator[None]:
-    """Within the context, weigh batches by their samples, as nobody knows beforehand how many an update has.
+    """Weight batches by their counted samples within the context, because the size of updates is unknown.
 
     Args:
-        parts: What the batches are trained on.
+        parts: The parts that the batches train.
     """
     with ExitStack() as contexts:
         for part in parts:
@@ -34,7 +34,7 @@ def counting_samples(parts: Iterable[Part]) -> Generator[None]:
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
-    """Clear what a run that stopped left behind, including the gradients of parameters that no optimizer holds.
+    """Clear the gradients of a run that stopped, including those of parameters without an optimizer.
 
     Args:
         model: The model of the run.
@@ -47,22 +47,22 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
 
 
 class Part:
-    """Modules that are trained by one loss, and whose gradients are exchanged together on several processes.
+    """Modules that the same loss trains, and whose gradients are exchanged together on several processes.
 
     Args:
         accelerator: The accelerator of the run.
         num_averaged: The number of processes that gradients are averaged over.
-        weighs_all: Whether the only batch of an update is weighed, too.
-        counted_by: What the script gives the number of items as, for messages.
+        weighs_all: Whether the loss of an only batch is scaled, too.
+        counted_by: The name of the number of items in scripts, for messages.
 
     Attributes:
         optimizers: The optimizers that are stepped together, by name.
-        schedulers: Their schedulers, by name.
-        accumulation: What the batches weigh in the updates.
-        modules: What is trained, by name and without wrappers, on the device of the run; empty between runs.
+        schedulers: The schedulers of the optimizers, by name.
+        accumulation: The weights of the batches in the updates.
+        modules: The trained modules by name, without wrappers, on the device of the run; empty between runs.
         is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need a context.
-        is_sharded: Whether ``fully_shard`` has split some of the weights over the processes, whose gradients it
-            exchanges. Then all processes call the modules equally often.
+        is_sharded: Whether ``fully_shard`` has split some weights over the processes, whose gradients it exchanges.
+            Then all processes call the modules equally often.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Part:
         self._plain: set[int] | None = None
 
     def start(self, modules: Mapping[str, nn.Module]) -> None:
-        """Begin to train; the modules are placed already.
+        """Begin to train modules, which are already on the device.
 
         Args:
-            modules: What is trained, by name.
+            modules: The trained modules by name.
         """
         self.modules = {name: unwrap_model(module, keep_torch_compile=False) for name, module in modules.items()}
         self.is_split = any(map(is_sharded_module, self.modules.values()))
@@ -113,9 +113,9 @@ class Part:
         """Return the context of a backward pass.
 
         Args:
-            ends_update: Whether the batch is the last one of its update, so that gradients are exchanged.
-            adds_nothing: Whether the loss is a mean over nothing: the gradients of 0/0 are NaN, and are taken for zero.
-                The pass is made all the same, as other processes may exchange something in it.
+            ends_update: Whether the batch is the last of its update, so that gradients are exchanged.
+            adds_nothing: Whether the loss is a mean over no items: the gradients of 0/0 are NaN, and are replaced with
+                zero. The pass is made anyway, because other processes may communicate in it.
         """
         hooks = list[RemovableHandle]()
         with ExitStack() as contexts:
@@ -134,22 +134,22 @@ class Part:
             yield
 
     def require_stop_elsewhere(self, error: StopTrainingError) -> None:
-        """Raise an error for a stop within a step of a sharded model, whose pieces the other processes wait for.
+        """Raise an error for a stop within a step of a sharded model, because the other processes wait for its pieces.
 
         Args:
-            error: What the step has raised.
+            error: The error of the step.
 
         Raises:
             UnsupportedConfigurationError: The model is sharded.
         """
         if self.is_sharded:
             raise UnsupportedConfigurationError(
-                "A process has stopped within the step of a sharded model, for which the others wait. Raise "
-                "StopTrainingError in a callback, such as in on_train_step_end."
+                "A process has stopped within the step of a sharded model, and the others wait for it. Raise "
+                "StopTrainingError in a callback, for example in on_train_step_end."
             ) from error
 
     def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return what stands for parameters in the graph of a loss: while sharded ones are gathered, other tensors.
+        """Return the tensors that represent parameters in the graph of a loss; gathered parameters have others.
 
         Args:
             parameters: Parameters of the modules.
@@ -162,20 +162,20 @@ class Part:
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Clear the gradients of what the optimizers update."""
+        """Clear the gradients of the parameters of the optimizers."""
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Iterate over what the optimizers update.
+        """Iterate over the parameters of the optimizers.
 
-        Others of the modules may have gradients too, which nobody clears and which must not count.
+        Other parameters of the modules may have gradients too, which are not cleared and must not count.
         """
         for optimizer in self.optimizers.values():
             yield from parameters_of(optimizer)
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter that the optimizers update has a gradient; mostly the first one tells.
+        """Return whether any parameter of the optimizers has a gradient; usually the first parameter tells.
 
         An exchange may hold gradients of earlier batches that the parameters do not show.
         """
@@ -185,10 +185,10 @@ class Part:
 
 
 def zero_loss_of_padding(loss: Tensor) -> Tensor:
-    """Return a loss whose gradients are zero, and whose backward pass goes through the same graph as another loss.
+    """Return a loss with the same graph as another loss, whose gradients are zero.
 
     Args:
-        loss: The loss of a padding batch; perhaps it is not finite.
+        loss: The loss of a padding batch; it may not be finite.
 
     Example:
         >>> import torch

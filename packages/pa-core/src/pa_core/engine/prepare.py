@@ -1,4 +1,4 @@
-"""How a run is prepared: what it was given is checked, batches are made to fit, models are placed."""
+"""Preparing a run: checks of its arguments, sizes of batches, and placement of models."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def check_data(session: Session, data: Sequence[DataArgument], arguments: RunArg
     """Raise an error for data that a trainer or process cannot use, and arguments without effect.
 
     Args:
-        session: Any run of the trainer.
-        data: The data of the run that is to begin.
-        arguments: Its arguments.
+        session: The session of the trainer.
+        data: The data of the run that begins.
+        arguments: The arguments of the run.
 
     Raises:
-        ConfigurationError: It cannot be used.
+        ConfigurationError: The data cannot be used, or an argument has no effect.
     """
     trainer = session.trainer
     for argument in data:
@@ -46,16 +46,16 @@ def check_data(session: Session, data: Sequence[DataArgument], arguments: RunArg
 
 
 def require_usable(session: Session, loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
-    """Raise an error for loaders and models of a reproducible run with which it would follow the processes.
+    """Raise an error for loaders and models with which a reproducible run would depend on the number of processes.
 
     Args:
         session: The run.
-        loaders: Its loaders.
-        models: What it calls, by name.
+        loaders: The loaders of the run.
+        models: The models of the run, by name.
 
     Raises:
         ConfigurationError: A loader is limited or has its own order.
-        UnsupportedConfigurationError: A model is sharded, or has layers that follow the processes.
+        UnsupportedConfigurationError: A model is sharded, or has layers that depend on the number of processes.
     """
     if session.exchange.is_exact:
         reproducible_checks.require_usable(loaders, models)
@@ -72,19 +72,19 @@ def fit_batches(
     Args:
         session: The run.
         arguments: The arguments.
-        try_update: Makes an update out of a batch; None if it cannot be tried.
-        start: What a step may need to have been called before.
+        try_update: Makes an update with a batch; None if it cannot be tried.
+        start: Prepares the trainer for a step.
 
     Raises:
-        UnsupportedConfigurationError: All processes have to have the same batches.
+        UnsupportedConfigurationError: All processes need the same batches.
     """
     from pa_core.engine.fitting import BatchSizeFitting  # few runs need it
 
     trainer, loaders = session.trainer, session.setup.loaders
     if trainer.is_sharded or session.exchange.is_exact:
-        kind = "A sharded model is called together" if trainer.is_sharded else "A reproducible run has the same batches"
+        kind = "A sharded model" if trainer.is_sharded else "A reproducible run"
         raise UnsupportedConfigurationError(
-            f'{kind} on all processes, and per_device_batch_size="fit" chooses them by memory.', do="Pass a number."
+            f'{kind} needs the same batches on all processes; per_device_batch_size="fit" may not.', do="Pass a number."
         )
     session.fitting = BatchSizeFitting(trainer.device, save_dirs_of(trainer.callback_handler.callbacks))
     data = [held for argument in arguments.data for held in argument.held]
@@ -102,7 +102,7 @@ def fit_batches(
 
 
 def describe_setting(session: Session) -> dict[str, object]:
-    """Return what a run works with besides its arguments, and what must be the same on all processes.
+    """Return the settings of a run, besides its arguments, that must be the same on all processes.
 
     Args:
         session: The run.
@@ -119,7 +119,7 @@ def describe_setting(session: Session) -> dict[str, object]:
 
 
 def shard(session: Session, *models: nn.Module) -> None:
-    """Split models over the processes where that was requested; from then on, the optimizers train the pieces.
+    """Split models over the processes if that was requested; then the optimizers train the pieces.
 
     Args:
         session: The run.
@@ -135,11 +135,10 @@ def shard(session: Session, *models: nn.Module) -> None:
 
 
 def place(session: Session, model: nn.Module, for_training: bool) -> nn.Module:
-    """Place a model on the device of the run and in its precision until the run ends; return what a step calls.
+    """Place a model on the device, in the precision of the run, until the run ends; return the module to call.
 
-    That is the module itself unless accelerate compiles it: nothing is wrapped around it, even on several
-    processes. A trained one begins with the weights of rank zero. A model that ``fully_shard`` was applied to stays
-    as it is.
+    The module to call is the model itself, unless accelerate compiles it: it is not wrapped, even on several processes.
+    A trained model begins with the weights of rank zero. A model that ``fully_shard`` was applied to is not moved.
 
     Args:
         session: The run.
@@ -164,7 +163,7 @@ def place(session: Session, model: nn.Module, for_training: bool) -> nn.Module:
         undo.callback(restore)
     if is_sharded:
         undo.callback(reshard, called)
-        # Outside of compiled graphs, as torch's hooks that gather the pieces are.
+        # Outside of compiled graphs, like torch's hooks that gather the pieces.
         hook: Any = cast("Any", torch.compiler).disable(_reshard_unless_backward_follows)
         undo.callback(called.register_forward_hook(hook).remove)
     if for_training:
@@ -176,7 +175,7 @@ def _prepare_training(modules: ShardedModules, accelerator: _accelerate.Accelera
     """Let all processes train a sharded model together, and begin with the same weights."""
     if accelerator.scaler is not None:
         raise UnsupportedConfigurationError(
-            "A sharded model is not trained in fp16: the scale of its gradients was never tried.",
+            "A sharded model is not trained in fp16: scaling its gradients is not tested.",
             given="mixed_precision='fp16'",
             do="Use bf16.",
         )
@@ -188,6 +187,6 @@ def _prepare_training(modules: ShardedModules, accelerator: _accelerate.Accelera
 
 
 def _reshard_unless_backward_follows(module: nn.Module, *_call: object) -> None:
-    """What stays gathered would not follow the weights, and hide the pieces of the optimizer."""
+    """Free gathered parameters, which would be outdated and hide the pieces of the optimizer."""
     if not torch.is_grad_enabled():
         reshard(module)

@@ -1,6 +1,6 @@
-"""What must be the same on all processes of a run, by name, as ``pa_distributed.require_same`` takes it.
+"""Descriptions of values that must be the same on all processes, by name, for ``pa_distributed.require_same``.
 
-What may differ is left out: how many workers a process has, on which device and in which folder it works.
+Values that may differ are left out: the number of workers, the device and the working directory.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pa_core.sharding.sharded_states import gathering
 from pa_data import count_samples
 
 _DECIDE_BATCHES = frozenset({"batch_sampler", "batch_size", "collate_fn", "drop_last", "sampler", "shuffle"})
-"""Arguments of a loader that decide what batches hold; the others only how a process gets them."""
+"""Arguments of a loader that decide the content of batches; other arguments only decide how they are fetched."""
 
 _OURS = frozenset({"pa_core", "pa_callbacks_extra", "pa_finetuning", "pytorch_accelerated"})
-_FIRST = 8  # enough to see that an order draws from elsewhere than its key
+_FIRST = 8  # enough to detect an order that does not only draw from its key
 
 
 # When a run begins
 
 
 def describe_data(given: DataArgument) -> dict[str, object]:
-    """Return which data a run was given, and the arguments of its loader that decide what batches hold.
+    """Describe the data of a run, and the arguments of its loader that decide the content of batches.
 
     Args:
-        given: One of the arguments of the run.
+        given: A data argument of the run.
     """
     kind = "a DataLoader" if given.loader is not None else "a dataset"
     values: dict[str, object] = {given.argument: None if given.data is None else kind}
@@ -48,7 +48,7 @@ def describe_data(given: DataArgument) -> dict[str, object]:
 
 
 def describe_callbacks(callbacks: Iterable[object]) -> str:
-    """Return the classes of callbacks in their order, and of those that come with the trainer what they were given.
+    """Describe callbacks by their classes in order, and those of this package also by their arguments.
 
     Args:
         callbacks: The callbacks of a run.
@@ -59,13 +59,13 @@ def describe_callbacks(callbacks: Iterable[object]) -> str:
 def _describe_callback(callback: object) -> str:
     kind = type(callback)
     if kind.__module__.partition(".")[0] not in _OURS:
-        return kind.__qualname__  # one of the user's may be told its rank
+        return kind.__qualname__  # a callback of the user may have the rank as an argument
     given: dict[str, object] = {name: getattr(callback, name, None) for name in inspect.signature(kind).parameters}
     plain = [f"{name}={value}" for name, value in given.items() if isinstance(value, (bool, float, int))]
     return f"{kind.__qualname__}({', '.join(plain)})" if plain else kind.__qualname__
 
 
-# When its parts are made
+# When the parts of a run are created
 
 
 def digest_of_weights(models: Mapping[str, nn.Module], *, without: Collection[str] = ()) -> str:
@@ -75,7 +75,7 @@ def digest_of_weights(models: Mapping[str, nn.Module], *, without: Collection[st
 
     Args:
         models: The models by name, without wrappers.
-        without: What is left out: the names of a model and of a tensor in it, with a dot between them.
+        without: The tensors that are left out: the name of a model and of a tensor in it, with a dot between them.
     """
     whole = hashlib.sha256()
     for name, model in sorted(models.items()):
@@ -100,7 +100,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return how many parameters of each model are trained, as callbacks may freeze some.
+    """Describe the number of trained parameters of each model, because callbacks may freeze some.
 
     Args:
         models: The models by name, without wrappers.
@@ -112,7 +112,7 @@ def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def describe_schedulers(schedulers: Mapping[str, Any]) -> dict[str, object]:
-    """Return the classes of schedulers, and the values of their states.
+    """Describe schedulers by their classes and the values of their states.
 
     Args:
         schedulers: The schedulers by name.
@@ -127,12 +127,12 @@ def describe_schedulers(schedulers: Mapping[str, Any]) -> dict[str, object]:
 
 
 def describe_loader(purpose: str, loader: object) -> dict[str, object]:
-    """Return what decides how many batches a process has of a loader, and how many samples are in them.
+    """Describe a loader by the values that decide the numbers of batches and of samples in them.
 
-    A custom data loader of each process by itself is free in all of this.
+    The values of a custom data loader for each process may differ.
 
     Args:
-        purpose: What the loader is for: "training" or "evaluation".
+        purpose: The purpose of the loader: "training" or "evaluation".
         loader: The loader, split over the processes or not; None without one.
     """
     own, name = innermost(loader), f"{purpose} loader"

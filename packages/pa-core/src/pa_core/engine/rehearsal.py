@@ -1,8 +1,7 @@
-"""Computes the first micro-batch of a reproducible run several times, to see whether it depends on those before it.
+"""Computing the first micro-batch of a reproducible run several times, to detect a dependence on earlier micro-batches.
 
-On a different number of processes others are computed before it. What it leaves in buffers is put back between two
-micro-batches in any case; a forward pass may keep state elsewhere, in places that nobody expects. Everything that the
-rehearsal does is undone.
+On a different number of processes, other micro-batches are computed before it. Buffers are restored between two
+micro-batches anyway; but a forward pass may keep state in unexpected places. The effects of the rehearsal are undone.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _MOST_SHOWN: Final = 6
 
 
 class Rehearsal:
-    """Computes a micro-batch twice, another one, and the first one again.
+    """Computes a micro-batch twice, then a different micro-batch, then the first again.
 
     Args:
-        roots: What a step reaches, by name.
-        handled: The modules whose parameters and buffers a reproducible run looks after.
-        in_turn: Returns the context of one micro-batch: with the same buffers and random numbers each time.
+        roots: The objects from which a step can be reached, by name.
+        handled: The modules whose parameters and buffers a reproducible run restores.
+        in_turn: Returns the context of a micro-batch, with the same buffers and random numbers each time.
         compute: Computes the gradients of a batch, and returns its loss.
     """
 
@@ -47,21 +46,21 @@ class Rehearsal:
         self._compute = compute
 
     def require_independent(self, batch: Any) -> None:
-        """Raise an error if the batch means something else after another one, or moves state on each time.
+        """Raise an error if the results of a batch depend on a batch before it, or if it changes state each time.
 
         Args:
             batch: A batch.
 
         Raises:
-            UnsupportedConfigurationError: It does.
+            UnsupportedConfigurationError: The results of the batch depend on others.
         """
         clocks = read_clocks()
         self._disturb_weights()
         first, after_first = self._results(batch)
-        second, after_second = self._results(batch)  # what alternates is the same after the other one
+        second, after_second = self._results(batch)  # alternating state is the same after another call
         try:
             _, after_other = self._results(_in_other_order(batch))
-        except Exception:  # as of sequences that have to come by their lengths
+        except Exception:  # for example of sequences that must be sorted by length
             _, after_other = self._results(batch)
         last, after_last = self._results(batch)
         differs = {*after_first.changed(after_second), *after_first.changed(after_last)}
@@ -73,13 +72,13 @@ class Rehearsal:
 
     @torch.no_grad()
     def _disturb_weights(self) -> None:
-        """Let an average that begins with the weights differ from them, as it does after the first update."""
+        """Change the weights a little, so that an average of them differs from them, as after the first update."""
         for parameter in self._trainable():
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.mul_(1 + 2**-6).add_(2**-9)
 
     def _results(self, batch: Any) -> tuple[list[Tensor], Snapshot]:
-        """What a batch gives: its loss, its gradients, and the weights that it leaves."""
+        """Return the results of a batch: its loss, its gradients and the weights after it."""
         for parameter in self._trainable():
             parameter.grad = None
         with self._in_turn():
@@ -103,7 +102,7 @@ def _are_equal(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _digest(tensor: Tensor | None) -> Tensor:
-    """A few numbers that tell a change of a tensor, in which NaN equals NaN; a copy would take its memory again."""
+    """Return a few numbers that change with a tensor, with NaN equal to NaN; a copy would take more memory."""
     if tensor is None or tensor.numel() == 0:
         return torch.zeros(0)
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
@@ -113,7 +112,7 @@ def _digest(tensor: Tensor | None) -> Tensor:
 
 
 def _in_other_order(batch: Any) -> Any:
-    """The samples from the last to the first."""
+    """Reverse the order of the samples."""
     if isinstance(batch, PackedSequence):
         return batch
     return map_tensors(
@@ -123,11 +122,11 @@ def _in_other_order(batch: Any) -> Any:
 
 def _depends(places: Sequence[str]) -> UnsupportedConfigurationError:
     shown = ", ".join(places[:_MOST_SHOWN]) + (f" and {len(places) - _MOST_SHOWN} more" if places[_MOST_SHOWN:] else "")
-    of_results = "another loss or other gradients of the first micro-batch when it is computed again"
+    of_results = "a different loss or different gradients of the first micro-batch when it is computed again"
     return UnsupportedConfigurationError(
-        "A micro-batch depends on those before it, so that the result would follow the number of processes.",
-        given=f"state that each micro-batch moves on: {shown}" if places else of_results,
-        do="Keep such state in a buffer of floating-point numbers, whose changes are averaged; move it in "
+        "A micro-batch depends on earlier micro-batches, so that the result would depend on the number of processes.",
+        given=f"state that each micro-batch changes: {shown}" if places else of_results,
+        do="Keep such state in a buffer of floating-point numbers, whose changes are averaged; change it in "
         "on_optimizer_step_end; log with log(name, value); draw from the global generators, which are seeded for each "
         "micro-batch; or leave reproducible out."
         + ("" if places else " On an accelerator, also call torch.use_deterministic_algorithms(True)."),

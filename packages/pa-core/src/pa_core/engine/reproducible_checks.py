@@ -1,4 +1,4 @@
-"""What a reproducible run cannot follow: arguments, loaders and layers that mean something else on other processes."""
+"""Checks of reproducible runs: arguments, loaders and layers that depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.types import SizedIterable
 from pa_data import KeyedDataLoader
 
-_WAY_OUT = "or leave reproducible out, with which means agree to 1e-12 on any number of processes."
+_WAY_OUT = "or leave reproducible out, after which means agree to 1e-12 on any number of processes."
 
 
 class SizesOfUpdates(Protocol):
-    """The arguments of a run that say what an update is made of."""
+    """The arguments of a run that decide the size of updates."""
 
     @property
     def samples_per_update(self) -> int | None:
@@ -32,12 +32,12 @@ class SizesOfUpdates(Protocol):
 
     @property
     def max_updates_per_batch(self) -> int | None:
-        """The most updates of one batch."""
+        """The largest number of updates of a batch."""
         ...
 
 
 def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None:
-    """Raise an error for arguments that a reproducible run cannot follow, before a loader is made.
+    """Raise an error for arguments that a reproducible run cannot follow, before a loader is created.
 
     Args:
         data: The data to train on or to evaluate.
@@ -59,7 +59,7 @@ def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None
             raise ConfigurationError(
                 "A reproducible run makes its batches itself, by position in the order of the samples.",
                 given=f"the order {type(order).__name__}, whose batches of any size make updates of any size",
-                do=f"Pass LengthGrouped, which groups samples of similar length, or another order, {_WAY_OUT}",
+                do=f"Pass LengthGrouped, which groups samples of similar length, or a different order, {_WAY_OUT}",
             )
         if asked.samples_per_update is None and "samples_per_update" not in kwargs:
             raise ConfigurationError(
@@ -69,15 +69,15 @@ def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None
 
 
 def require_usable(loaders: Iterable[SizedIterable | None], models: Mapping[str, nn.Module]) -> None:
-    """Raise an error for loaders and models with which a run follows the number of processes.
+    """Raise an error for loaders and models with which a run would depend on the number of processes.
 
     Args:
         loaders: The loaders of the run.
-        models: What it calls, by name.
+        models: The models of the run, by name.
 
     Raises:
         ConfigurationError: A loader is limited or has its own order.
-        UnsupportedConfigurationError: A model is sharded, or has layers that follow the number of processes.
+        UnsupportedConfigurationError: A model is sharded, or has layers that depend on the number of processes.
     """
     for loader in loaders:
         if loader is not None:
@@ -87,20 +87,20 @@ def require_usable(loaders: Iterable[SizedIterable | None], models: Mapping[str,
             raise _unsupported(f"The model {name!r} is sharded, and fully_shard adds up gradients in its own order.")
         for path, layer in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):  # annotated in part
             if isinstance(layer, nn.SyncBatchNorm):
-                raise _unsupported(f"{name}.{path} is a SyncBatchNorm, whose statistics follow the processes.")
+                raise _unsupported(f"{name}.{path} is a SyncBatchNorm, whose statistics depend on the processes.")
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-                raise _unsupported(f"{name}.{path} has sparse gradients, which are added up in another order.")
+                raise _unsupported(f"{name}.{path} has sparse gradients, which are added up in a different order.")
 
 
 def require_own_batches(loader: SizedIterable, *, may_be_limited: bool = False) -> KeyedDataLoader[Any]:
-    """Return the loader of a reproducible run, which makes its batches by position.
+    """Return the keyed loader of a reproducible run, which makes its batches by position.
 
     Args:
         loader: The loader, perhaps with a limit.
         may_be_limited: Whether a limit is allowed.
 
     Raises:
-        ConfigurationError: It has its own order, or a limit.
+        ConfigurationError: The loader has its own order, or a limit.
     """
     own = innermost(loader)
     if not is_keyed(own) or not own.fixed_batches:
@@ -111,7 +111,7 @@ def require_own_batches(loader: SizedIterable, *, may_be_limited: bool = False) 
         )
     if is_slice(loader) and not may_be_limited:
         raise ConfigurationError(
-            "A limit counts the batches of each process, and means other samples on a different number of them.",
+            "A limit counts the batches of each process, and would select other samples on a different number of them.",
             given=f"reproducible, and {loader.slice_size} batches of a loader",
             do="Pass max_num_train_steps, or a torch.utils.data.Subset to evaluate.",
         )

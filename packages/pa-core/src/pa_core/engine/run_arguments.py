@@ -1,4 +1,4 @@
-"""What a run is to do: one record, which is checked before anything else and compared over the ranks."""
+"""The arguments of a run: a record that is checked first, and compared over the ranks."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def requested_epochs(num_epochs: int | None, max_num_train_steps: int | None) ->
     """
     if num_epochs is None and max_num_train_steps is None:
         raise ConfigurationError(
-            "Nothing says how long the run is. Pass num_epochs=10 or max_num_train_steps=1000, for example."
+            "The length of the run is missing. Pass num_epochs=10 or max_num_train_steps=1000, for example."
         )
     return 1 if num_epochs is None else num_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:
-    """The arguments of ``train()``, ``evaluate()`` or ``Run``; the defaults are for calls that do not take them.
+    """The arguments of ``train()``, ``evaluate()`` or ``Run``; the defaults are for calls without these arguments.
 
     Attributes:
-        call: What was called.
+        call: The name of the call.
         data: The data of the run.
         evaluation_sets: The evaluation sets by name; none for a single dataset.
-        stepping: When the scheduler is stepped, and with what.
+        stepping: When the scheduler is stepped, and with which metric.
 
-    The others are the arguments of the same names.
+    The other attributes are the arguments of the same names.
 
     Raises:
         ConfigurationError: A number or a name cannot work.
@@ -84,7 +84,7 @@ class RunArguments:
         check_resume_overrides(self.resume_allow)
         if self.samples_per_update is not None and self.max_updates_per_batch is not None:
             raise ConfigurationError(
-                "An update of a loop with several updates of a batch is made of what the loop takes from the batch: "
+                "With several updates of a batch, your loop decides the samples of an update: "
                 "leave out samples_per_update or max_updates_per_batch."
             )
 
@@ -97,8 +97,8 @@ class RunArguments:
             return
         if self.samples_per_update is None:
             raise ConfigurationError(
-                'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, which says how '
-                "large they are."
+                'per_device_batch_size="fit" divides updates by the memory: pass samples_per_update, the '
+                "size of updates."
             )
         if any("batch_size" in (argument.kwargs or {}) for argument in self.data if argument.purpose == "train"):
             raise ConfigurationError(
@@ -107,19 +107,19 @@ class RunArguments:
 
     @property
     def batch_size(self) -> int:
-        """The batch size to begin with: where it is to fit, the largest there may be."""
+        """The batch size to begin with: the largest possible size for "fit"."""
         if self.per_device_batch_size == "fit":
             return self.samples_per_update or 1
         return self.per_device_batch_size
 
     @property
     def numbers(self) -> tuple[int, int, int, int | None, float | None]:
-        """What a run config is made of, in the order of ``Trainer._create_run_config``."""
+        """The arguments of ``Trainer._create_run_config``, in their order."""
         sizes = self.batch_size, self.num_epochs, self.gradient_accumulation_steps
         return *sizes, self.max_num_train_steps, self.gradient_clip_value
 
     def describe(self) -> dict[str, object]:
-        """Return what must be the same on all ranks, by name."""
+        """Return the arguments that must be the same on all ranks, by name."""
         asked = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         values: dict[str, object] = {"call": asked.pop("call")}
         for given in asked.pop("data"):
@@ -138,7 +138,7 @@ NO_ARGUMENTS = RunArguments(call="", per_device_batch_size=1)
 
 
 def _shared_place(resume_from: str | Path | None) -> str | None:
-    """Where a run resumes from; of a folder for temporary files, whose name may differ, only that it is one."""
+    """Describe where a run resumes from; names of temporary folders may differ."""
     path = None if resume_from is None else os.fspath(resume_from)
     if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(tempfile.gettempdir()):
         return f"a folder in {tempfile.gettempdir()}"

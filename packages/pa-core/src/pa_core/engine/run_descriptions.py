@@ -1,4 +1,4 @@
-"""What must be the same on all processes: at the start of a run, and in its course."""
+"""Descriptions of a run that must be the same on all processes, at its start and in its course."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pa_distributed import require_same
 
 
 def require_same_parts(trainer: AnyTrainer, *, is_training: bool) -> None:
-    """Compare models, loaders and optimizers, once they are made and before their first exchange.
+    """Compare models, loaders and optimizers after their creation, before the first exchange.
 
     Args:
         trainer: The trainer.
         is_training: Whether the run trains.
 
     Raises:
-        RanksDifferError: They are not the same on all processes.
+        RanksDifferError: They differ between processes.
     """
     require_same(lambda: {**_used(trainer, is_training=is_training), **trainer.named_models(), **trainer.modules})
 
 
 def describe_start(trainer: AnyTrainer, progress: Progress) -> dict[str, object]:
-    """Return what all processes have when their first training step is about to come; schedulers are made late.
+    """Return the values that must be the same before the first training step, including schedulers.
 
     Args:
         trainer: The trainer.
-        progress: How far the run has come.
+        progress: The position of the run.
     """
     schedulers = _titled("scheduler", trainer.named_schedulers())
     return {**describe_course(trainer, progress, is_training=True), **rank_checks.describe_schedulers(schedulers)}
 
 
 def describe_course(trainer: AnyTrainer, progress: Progress, *, is_training: bool) -> dict[str, object]:
-    """Return what stays the same on all processes in the course of a run, though callbacks may change it.
+    """Return the values that must stay the same on all processes in the course of a run.
 
     Args:
         trainer: The trainer.
-        progress: How far the run has come.
+        progress: The position of the run.
         is_training: Whether the run trains.
     """
     updates = progress.updates
@@ -49,7 +49,7 @@ def describe_course(trainer: AnyTrainer, progress: Progress, *, is_training: boo
 
 
 def _used(trainer: AnyTrainer, *, is_training: bool) -> dict[str, object]:
-    """The loaders of a run, and what it trains."""
+    """Describe the loaders and the trained models of a run."""
     values = _describe_evaluation(trainer)
     if is_training:
         values |= rank_checks.describe_trained(trainer.named_models())
@@ -69,5 +69,5 @@ def _describe_evaluation(trainer: AnyTrainer) -> dict[str, object]:
 
 
 def _titled(kind: str, by_name: Mapping[str, object]) -> dict[str, object]:
-    """Name things by their kind too, as models have the same names."""
+    """Add the kind to the names, because models have the same names."""
     return {name if name == kind else f"{kind} {name}": value for name, value in by_name.items()}

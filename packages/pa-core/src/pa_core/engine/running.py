@@ -1,4 +1,4 @@
-"""How a run begins and ends: what is made new for it, compared over the processes, and put back after it."""
+"""The beginning and the end of a run: its session, comparison over the processes, and cleanup."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def require_ready(session: Session, kind: RunKind) -> None:
     """Raise an error if another run is in progress, which a new one would overwrite.
 
     Args:
-        session: The run before.
-        kind: What the new one does.
+        session: The session of the previous run.
+        kind: The kind of the new run.
 
     Raises:
         ConfigurationError: Another run is in progress.
     """
     refuse_run_within_run(kind, session.running)
-    reshard(session.trainer.model)  # a script may have called it, and the optimizer knows the pieces
+    reshard(session.trainer.model)  # a script may have called it, and the optimizer has the pieces
 
 
 @contextmanager
@@ -46,18 +46,18 @@ def running(
     describe_arguments: Describe,
     seed: int | None = None,
 ) -> Generator[None]:
-    """Begin a run, and restore the user's objects no matter how it ends.
+    """Return the context of a run, after which the user's objects are restored.
 
     Args:
-        setup: What the trainer is made with.
-        kind: What the run does.
-        in_progress: What kind of run is in progress.
-        begin: Makes the session of the run, and gives it to the trainer.
-        describe_arguments: Returns what was called, and with what.
-        seed: What everything random follows from; None to draw it.
+        setup: The setup of the trainer.
+        kind: The kind of the run.
+        in_progress: The kind of the run in progress, or None.
+        begin: Creates the session of the run, and sets it in the trainer.
+        describe_arguments: Returns the call and its arguments.
+        seed: The seed of the run; None to draw it.
 
     Raises:
-        RanksDifferError: The processes were not given the same.
+        RanksDifferError: The arguments differ between processes.
     """
     try:
         mine = setup.turn.pop()  # unless a run is in progress, perhaps in another thread
@@ -85,12 +85,12 @@ def running(
 
 @contextmanager
 def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
-    """Let a run have its clock meanwhile, and leave everything as it was."""
+    """Run the clock meanwhile, and restore the trainer afterwards."""
     trainer = session.trainer
     trainer.run_history.clock.start()
     session.running = kind
     model = trainer.model
-    if kind == "train":  # what a script has computed before is no part of the first update
+    if kind == "train":  # gradients that a script computed before are not a part of the first update
         forget_gradients(model, *trainer.named_optimizers().values())
     try:
         with fail_fast(lambda exception, _lives_on: _close_after(session, exception)):
@@ -120,7 +120,7 @@ def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
 
 
 def _close_after(session: Session, exception: BaseException) -> None:
-    """Close everything that is open when an exception ends the run, even if a callback raises an error."""
+    """Close all resources when an exception ends the run, even if a callback raises an error."""
     problems: list[BaseException] = []
     trainer = session.trainer
     for listener in trainer.callback_handler.listeners(TrainerCallback.on_exception.__name__):
@@ -140,7 +140,7 @@ def _end_workers(trainer: AnyTrainer) -> None:
 
 @contextmanager
 def stopping_in_order(session: Session) -> Generator[None]:
-    """Let a ``StopTrainingError`` end what is within the context; the run continues with its last events.
+    """End the context with a ``StopTrainingError`` without an error; the run continues with its last events.
 
     Args:
         session: The run.
@@ -149,7 +149,7 @@ def stopping_in_order(session: Session) -> Generator[None]:
     try:
         yield
     except StopTrainingError as error:
-        # This frame leads to one that refers to the error, from Python 3.12 on: a cycle, which keeps the last step.
+        # From Python 3.12 on, this frame refers to a frame with the error: a cycle that keeps the last step in memory.
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         session.rank_sync.stop = error
         trainer.callback_handler.call_event(TrainerCallback.on_stop_training_error, trainer, error=error)

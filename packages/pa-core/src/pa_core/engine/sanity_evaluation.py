@@ -1,4 +1,4 @@
-"""An evaluation of a few batches before a run trains, which finds what would fail later and leaves nothing behind."""
+"""An evaluation of a few batches before the training, which finds later failures and is undone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_
 def sanity_evaluation(
     trainer: AnyTrainer, session: RunState, num_batches: int, watch_metric: str | None
 ) -> Generator[None]:
-    """The context of an evaluation after which everything is bit-for-bit identical to before.
+    """Return the context of an evaluation that is undone bit for bit.
 
-    Callbacks are called on copies, and the trainer has copies of what the script keeps on it; what cannot be copied is
-    not called, or stays. At the end, the names of metrics to watch are compared with those that were recorded.
+    Callbacks are called on copies, and the trainer has copies of the script's attributes; callbacks that cannot be
+    copied are not called. At the end, the names of metrics to watch are compared with those of recorded metrics.
 
     Args:
         trainer: The trainer, in a run.
-        session: Its run.
-        num_batches: How many batches of each evaluation set are evaluated.
+        session: The session of the run.
+        num_batches: The number of batches of each evaluation set.
         watch_metric: The metric of the scheduler.
 
     Raises:
-        MetricNotFoundError: A metric to watch was not recorded, and one of nearly the same name was.
+        MetricNotFoundError: A metric to watch was not recorded, but a metric with nearly the same name was.
     """
     callbacks = trainer.callback_handler.callbacks
     watched = [watch_metric, *(callback.watch_metric for callback in callbacks if isinstance(callback, JudgesMetric))]
@@ -55,8 +55,8 @@ def sanity_evaluation(
             require_recorded_names(trainer, [name for name in watched if name is not None])
     except Exception as error:
         error.add_note(
-            f"This was the sanity evaluation of {num_batches} batches before the first epoch. Without "
-            "sanity_eval_steps there is none."
+            f"The error is from the sanity evaluation of {num_batches} batches before the first epoch. Without "
+            "sanity_eval_steps there is no such evaluation."
         )
         raise
 
@@ -79,20 +79,20 @@ def _as_before(trainer: AnyTrainer, session: RunState) -> Generator[None]:
 
 
 def _takes_part(callback: TrainerCallback[Any, Any, Any]) -> bool:
-    """Whether a callback listens to evaluations, and may be called in one that leaves nothing behind."""
+    """Whether a callback listens to evaluations, and may be called in a sanity evaluation."""
     listens = any(getattr(type(callback), event) is not getattr(TrainerCallback, event) for event in _EVENTS)
     return listens and callback.joins_sanity_evaluation
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> list[Any]:
-    """A copy of a value, or nothing where there cannot be one, as of an open file."""
+    """Return a copy of a value in a list, or an empty list if it cannot be copied, like an open file."""
     with suppress(Exception):
         return [copy.deepcopy(value, memo)]
     return []
 
 
 def _shared(trainer: AnyTrainer) -> dict[int, Any]:
-    """What copies refer to as the originals do: the trainer, its parts, what it trains, data, and other networks."""
+    """Return the objects that copies share with the originals: the trainer, its parts, models, data and networks."""
     own = _own_attributes(trainer)
     shared: list[Any] = [trainer, *(value for name, value in vars(trainer).items() if name not in own)]
     shared += [value for value in own.values() if isinstance(value, Dataset)]
@@ -103,13 +103,13 @@ def _shared(trainer: AnyTrainer) -> dict[int, Any]:
 
 
 def _modules_of(trainer: AnyTrainer) -> list[nn.Module]:
-    """Those that a run trains or calls."""
+    """Return the modules that a run trains or calls."""
     modules = (*trainer.named_models().values(), *trainer.modules.values(), trainer.loss_func)
     return [module for module in modules if isinstance(module, nn.Module)]
 
 
 def _own_attributes(owner: object) -> dict[str, object]:
-    """The attributes of a trainer that are a script's own: those that no class of this package declares."""
+    """Return the attributes of a trainer that a script set, which no class of this package declares."""
     ours = [base for base in type(owner).__mro__ if base.__module__.partition(".")[0] == "pa_core"]
     declared = {name for base in ours for name in inspect.get_annotations(base)}
     return {name: value for name, value in vars(owner).items() if name not in declared}

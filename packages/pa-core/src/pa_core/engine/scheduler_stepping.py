@@ -1,4 +1,4 @@
-"""The scheduler of a run: where it comes from, when it is stepped, and with what."""
+"""The scheduler of a run: its creation, and when and with which metric it is stepped."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _METRIC_NAMES = {"metric", "metrics"}
 
 @dataclass(frozen=True)
 class SchedulerStepping:
-    """How a run steps its scheduler.
+    """When a run steps its scheduler, and with which metric.
 
     Attributes:
-        step_scheduler: After which of the two it is stepped.
-        watch_metric: The metric that it is stepped with, which is there after an epoch; None for none.
-        asked_of: What takes these two as arguments; ``"Run"`` has no method to override.
+        step_scheduler: "update" or "epoch".
+        watch_metric: The metric that it is stepped with, after an epoch; None without a metric.
+        asked_of: The name of the call with these arguments; ``"Run"`` has no method to override.
 
     Raises:
-        ConfigurationError: ``step_scheduler`` is neither of the two.
+        ConfigurationError: ``step_scheduler`` is unknown.
 
     Example:
         >>> SchedulerStepping("update", watch_metric="eval_loss_epoch").after
@@ -51,7 +51,7 @@ class SchedulerStepping:
 
     @cached_property
     def after(self) -> Literal["update", "epoch"]:
-        """After what the scheduler is stepped; a metric is there after an epoch."""
+        """ "update" or "epoch"; with a metric, it is "epoch"."""
         return self.step_scheduler if self.watch_metric is None else "epoch"
 
     @override
@@ -59,19 +59,19 @@ class SchedulerStepping:
         return f"after each {self.after}" + ("" if self.watch_metric is None else f", with {self.watch_metric}")
 
     def count(self, updates: int, epochs: int) -> int:
-        """Return how often the scheduler is stepped in so many updates, which are so many epochs."""
+        """Return the number of steps of the scheduler in a number of updates, or of epochs."""
         return updates if self.after == "update" else epochs
 
     def require_usable(self, scheduler: object, trainer: AnyTrainer, *, is_overridden: bool) -> None:
-        """Raise an error for a scheduler that cannot be stepped in this way, before anything is trained.
+        """Raise an error for a scheduler that cannot be stepped in this way, before the training.
 
         Args:
             scheduler: The scheduler of the run, None without one.
             trainer: The trainer, which has its loaders.
-            is_overridden: Whether a subclass of the trainer steps it in its own way.
+            is_overridden: Whether a subclass of the trainer overrides ``scheduler_step``.
 
         Raises:
-            ConfigurationError: Its ``step()`` needs something else, or what it is to be stepped with is not there.
+            ConfigurationError: Its ``step()`` needs other arguments, or there is no scheduler.
         """
         if scheduler is None and self.after == "epoch":
             raise ConfigurationError(
@@ -86,9 +86,9 @@ class SchedulerStepping:
         if hasattr(scheduler, "step_update") and step is not None and _EPOCH_NAMES & {*_required(step)}:
             ways = {
                 "train()": "Use TrainerWithTimmScheduler, and leave step_scheduler and watch_metric out.",
-                "Run": "Wrap it in a StatefulSchedulerBase whose step() passes what it needs.",
+                "Run": "Wrap it in a StatefulSchedulerBase whose step() passes these arguments.",
             }
-            raise ConfigurationError(f"{name} is told of updates and of epochs. {ways[self.asked_of]}")
+            raise ConfigurationError(f"{name} needs calls after updates and after epochs. {ways[self.asked_of]}")
         if is_overridden:
             return
         if step is None:
@@ -99,8 +99,8 @@ class SchedulerStepping:
         metric = None if self.watch_metric is None else _metric_of(step)
         if self.watch_metric is not None and metric is None:
             raise ConfigurationError(
-                f"{shown} takes no metric, such as watch_metric={self.watch_metric!r}. Pass "
-                'step_scheduler="epoch" in its place to step it after each epoch.'
+                f"{shown} does not accept a metric, but got watch_metric={self.watch_metric!r}. Pass "
+                'step_scheduler="epoch" instead to step it after each epoch.'
             )
         needed = [name for name in _required(step) if self.after == "update" or name not in _EPOCH_NAMES]
         if needed in ([], [metric]):
@@ -109,18 +109,18 @@ class SchedulerStepping:
         if not others:
             advice = f'Pass step_scheduler="epoch" to {self.asked_of}.'
         elif len(others) == 1:
-            metric = 'watch_metric="eval_loss_epoch", or watch_metric="train_loss_epoch" where nothing is evaluated,'
+            metric = 'watch_metric="eval_loss_epoch", or watch_metric="train_loss_epoch" without an evaluation,'
             advice = f"Pass {metric} to {self.asked_of}: it is then stepped with each epoch."
         elif self.asked_of == "train()":
             advice = "Override scheduler_step() of the trainer, and step it there."
         else:
             advice = (
-                "Give its step() defaults, or wrap it in a StatefulSchedulerBase whose step() passes what it needs."
+                "Give its step() defaults, or wrap it in a StatefulSchedulerBase whose step() passes these arguments."
             )
         raise ConfigurationError(f"{shown} cannot be stepped {self}: its step() needs {', '.join(needed)}. {advice}")
 
     def step(self, scheduler: Any, trainer: AnyTrainer) -> None:
-        """Step a scheduler that ``require_usable`` let pass; with a metric, every process must call this.
+        """Step a scheduler that ``require_usable`` accepted; with a metric, every process must call this.
 
         With the metric of an evaluation set, it is stepped after the epochs in which that set is evaluated.
 
@@ -143,12 +143,12 @@ class SchedulerStepping:
 
 
 def _required(step: Callable[..., object]) -> list[str]:
-    """The arguments that have to be given; none where a signature cannot be had."""
+    """Return the required arguments; an empty list if the signature is unknown."""
     return required_arguments(step) if _parameters(step) else []
 
 
 def _metric_of(step: Callable[..., object]) -> str | None:
-    """The argument that takes a metric: one of that name, or the first that has to be given and is not an epoch."""
+    """Return the argument for a metric: by its name, or the first required argument that is not an epoch."""
     named = [name for name in _parameters(step) if name in _METRIC_NAMES]
     named += [name for name in _required(step) if name not in _EPOCH_NAMES]
     return named[0] if named else None
@@ -162,11 +162,11 @@ def _parameters(step: Callable[..., object]) -> dict[str, inspect.Parameter]:
 
 
 def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> bool:
-    """Whether a run creates its scheduler, and does not keep the one that is there.
+    """Whether a run creates its scheduler, and does not keep the existing scheduler.
 
     Args:
         trainer_class: The class of the trainer.
-        factory: What ``train()`` was given as ``create_scheduler_fn``, if anything.
+        factory: The argument ``create_scheduler_fn`` of ``train()``, or None.
         is_assigned: Whether a script has assigned a scheduler to the trainer.
     """
     is_overridden = _is_overridden(trainer_class.create_scheduler)
@@ -175,7 +175,7 @@ def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> boo
 
 
 def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class: Any) -> None:
-    """Raise an error for a scheduler that cannot be kept, and warn where a method that would create one is not called.
+    """Raise an error for a scheduler that cannot be kept, and warn about a method that is not called.
 
     Args:
         scheduler: The scheduler of the trainer, None without one.
@@ -189,20 +189,20 @@ def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class:
         _check_assigned_scheduler(scheduler, optimizer)
     elif _is_overridden(trainer_class.create_scheduler):
         warn_user(
-            f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() was not given: it is "
-            "not called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without."
+            f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() did not get: it is "
+            "not called, and the run has no scheduler. Pass create_scheduler_fn, or let the method work without it."
         )
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:
-    """Whether a method of a trainer is an override of the user's, not of a trainer of this package."""
+    """Whether a method of a trainer is an override outside of this package."""
     return getattr(method, "__module__", "").partition(".")[0] != "pa_core"
 
 
 def _uses_factory(create_scheduler: Callable[..., object]) -> bool:
     """Whether an override of ``Trainer.create_scheduler`` needs ``create_scheduler_fn``, itself or through ``super()``.
 
-    Only the names that its code mentions tell: calling it without a factory may fail in any way.
+    The names in its code decide, because a call without a factory may fail in any way.
 
     Example:
         >>> from pa_core import Trainer
@@ -217,37 +217,37 @@ def _uses_factory(create_scheduler: Callable[..., object]) -> bool:
 
 
 def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
-    """Raise an error for a scheduler that was not made for the optimizer as it is.
+    """Raise an error for a scheduler that does not fit the optimizer.
 
     Args:
-        scheduler: What was assigned to ``trainer.scheduler``, or is there from an earlier run.
+        scheduler: The value of ``trainer.scheduler``, assigned or from an earlier run.
         optimizer: The optimizer of the run that begins.
 
     Raises:
-        ConfigurationError: It belongs to another optimizer, or was made before parameter groups were added.
+        ConfigurationError: It belongs to another optimizer, or was created before parameter groups were added.
     """
     name, own = type(scheduler).__name__, getattr(scheduler, "optimizer", None)
-    # Accelerate's wrapper of an optimizer has the groups of what it wraps.
+    # Accelerate's wrapper has the groups of the wrapped optimizer.
     if own is not None and getattr(own, "param_groups", None) is not optimizer.param_groups:
         raise ConfigurationError(
-            f"trainer.scheduler is a {name} of another optimizer, and would change nothing of this run. Pass "
-            "create_scheduler_fn to train(), or set trainer.scheduler = None to train without one."
+            f"trainer.scheduler is a {name} of another optimizer, and has no effect on this run. Pass "
+            "create_scheduler_fn to train(), or set trainer.scheduler = None to train without a scheduler."
         )
     rates = getattr(scheduler, "base_lrs", None)
     if isinstance(rates, Sized) and len(rates) != len(optimizer.param_groups):
         raise ConfigurationError(
-            f"trainer.scheduler is a {name} of {len(rates)} group(s), and the optimizer now has "
-            f"{len(optimizer.param_groups)} group(s). Pass create_scheduler_fn to train(), which makes the scheduler "
-            "when the groups are there."
+            f"trainer.scheduler is a {name} with {len(rates)} group(s), and the optimizer now has "
+            f"{len(optimizer.param_groups)} group(s). Pass create_scheduler_fn to train(), which creates the scheduler "
+            "when the groups exist."
         )
 
 
 def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: bool) -> None:
-    """Raise an error for a schedule that raises an error at its end, which the run is going to pass.
+    """Raise an error for a schedule that raises an error at its end, before the end of the run.
 
     Args:
         scheduler: The scheduler of the run, with the state that the run begins with.
-        num_steps: How often the run will step it.
+        num_steps: The number of steps of the scheduler that are left in the run.
         is_resumed: Whether its state was restored from a training state.
 
     Raises:
@@ -260,14 +260,14 @@ def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: b
     total, done = int(scheduler.total_steps), int(scheduler.last_epoch)
     if num_steps > total - done:
         advice = (
-            "Make it for the whole run, for example with total_steps=TrainerPlaceholderValues.NUM_EPOCHS * "
+            "Create it for the whole run, for example with total_steps=TrainerPlaceholderValues.NUM_EPOCHS * "
             "TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH."
         )
         if done:
-            advice = "Pass a create_scheduler_fn that makes a new one."
+            advice = "Pass a create_scheduler_fn that creates a new scheduler."
         if is_resumed:
             advice = 'Train for as many updates as before, or begin a new schedule: resume_allow=("scheduler",).'
         raise ConfigurationError(
-            f"The schedule is shorter than the run, and ends with an error: a OneCycleLR of {total} updates, {done} of "
-            f"which are done, and the run has {num_steps} left. {advice}"
+            f"The schedule is shorter than the run, and ends with an error: a OneCycleLR of {total} updates has made "
+            f"{done} of them, and the run has {num_steps} left. {advice}"
         )
