@@ -51,7 +51,7 @@ class SchedulerStepping:
 
     @cached_property
     def after(self) -> Literal["update", "epoch"]:
-        """ "update" or "epoch"; with a metric, it is "epoch"."""
+        """The period of steps: "update" or "epoch", which a metric requires."""
         return self.step_scheduler if self.watch_metric is None else "epoch"
 
     @override
