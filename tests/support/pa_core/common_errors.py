@@ -185,7 +185,7 @@ ARGUMENTS = {
         "callbacks=[]",
         "callbacks=None",
         "callbacks=None",
-        "Pass callbacks=[] for none, or leave the argument out for the default ones.",
+        "Pass callbacks=[] for none, or leave the argument out for the default callbacks.",
         _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[])"),
     ),
     "a callback class that needs arguments": _of_arguments(

@@ -55,7 +55,7 @@ class AcceleratorLike(ProcessState, Protocol):
         local_process_index: The rank of this process on its machine.
         mixed_precision: The mixed precision of the run: "no", "bf16", "fp16" or "fp8".
         distributed_type: How the run is distributed, a string enumeration of accelerate.
-        scaler: The gradient scaler of fp16, None without one.
+        scaler: The gradient scaler of fp16, or None.
         gradient_accumulation_steps: The accumulation steps of accelerate, which the trainer does not use.
     """
 

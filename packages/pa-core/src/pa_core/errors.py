@@ -63,7 +63,7 @@ class ArgumentTypeError(ExplainedError, TypeError):
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but this environment or combination cannot do what was requested.
+    """Every argument is valid, but the environment or the combination does not support the request.
 
     Example:
         >>> issubclass(UnsupportedConfigurationError, RuntimeError)

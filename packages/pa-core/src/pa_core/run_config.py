@@ -42,7 +42,7 @@ class TrainerRunConfig:
             effect, it is ``"no"``.
         num_processes: Processes that take part.
         gradient_clip_norm: All gradients are scaled down together so that their norm is at most this. None, the
-            default, does not clip, because clipping changes what is optimised.
+            default, does not clip, because clipping changes the gradient.
         seed: The seed of the order of the data and of the augmentation; None if nothing was drawn.
         num_local_update_steps_per_epoch: Optimizer updates of this process in an epoch. The default is
             ``num_update_steps_per_epoch``, because every process takes part in every update.

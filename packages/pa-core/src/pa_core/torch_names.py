@@ -1,4 +1,4 @@
-"""Parts of torch that have no public name, for distributions on top of this one.
+"""Parts of torch that have no public name, for distributions that depend on this package.
 
 If a version of torch lacks a name, the function that needs it raises an error with versions to install.
 """

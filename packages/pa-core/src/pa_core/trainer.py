@@ -93,8 +93,8 @@ class Trainer(
         mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
             weights. The default, None, uses the setting of ``accelerate launch``, or "no". All trainers in a process
             must use the same precision.
-        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and otherwise a GPU if there is
-            one. All trainers in a process must use the same device.
+        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and by default an available
+            GPU. All trainers in a process must use the same device.
         max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
             they are and exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no
             diagnostics. The limit grows to ten times the slowest update if that is longer. None leaves the timeout to
@@ -266,7 +266,7 @@ class Trainer(
             watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after
                 each epoch.
             order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses
-                the order of the dataset, if it has one, and otherwise visits each sample once in a random order.
+                the order of the dataset, if it has an order, and otherwise visits each sample once in a random order.
             sanity_eval_steps: The number of batches of each evaluation set, for example 2, that a new run evaluates
                 before its first epoch. The default, 0, evaluates none. Use it to find errors in the evaluation and
                 misspelt names of metrics before hours are spent. The run is bit-for-bit identical to a run without it,
@@ -758,7 +758,7 @@ class Trainer(
             if self.reproducible:
                 raise UnsupportedConfigurationError(
                     f"{type(self).__qualname__}._run_train_epoch replaces the steps of a reproducible run. Override "
-                    "what it calls, such as calculate_train_batch_loss, or leave reproducible out."
+                    "a method that it calls, like calculate_train_batch_loss, or leave reproducible out."
                 )
             self._session.exchange.average_each_pass(part)
 

@@ -157,7 +157,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     # Preparing a run
 
     def _set_scheduler(self) -> None:
-        """Create the scheduler if there is a factory; otherwise keep the assigned one, or the scheduler in use."""
+        """Create the scheduler if there is a factory; otherwise keep the present scheduler."""
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
         if scheduler_stepping.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
             self._created_scheduler = self.create_scheduler()

@@ -40,7 +40,7 @@ class SaveBestModelCallback(TrainerCallback):
             to improve on the previous runs of the trainer, and the best model of all of them is loaded at its end. A
             run that continues from a training state always keeps the best value of that state.
         save_optimizer: Whether the file contains the state of the optimizer. The default, False, keeps the file small.
-        save_scheduler: Whether the file contains the state of the scheduler, if there is one.
+        save_scheduler: Whether the file also contains the state of a scheduler.
         load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the states of the optimizer
             and the scheduler, if they were saved. If False, the model keeps the weights of the last update.
         trainable_only: Whether the file leaves out the parameters that are frozen, for example the base model of an
@@ -140,7 +140,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Load the best model, if configured to and if there is one."""
+        """Load the best model, if it exists and the arguments say so."""
         if self.load_saved_checkpoint and self.best.value is not None and not trainer.was_complete:
             self.load_best(trainer)
 

@@ -97,7 +97,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Open the display of an evaluation epoch, below the display of the training epoch if there is one."""
+        """Open the display of an evaluation epoch, below the display of a training epoch."""
         if trainer.eval_dataloader is None:
             return
         title, name = f"Epoch {trainer.run_history.current_epoch} eval ", trainer.eval_name or ""

@@ -305,7 +305,7 @@ def _replacing_weights(target: Path) -> Generator[Path]:
         new = sorted(path.name for path in staging.iterdir())
         mode = _mode_of_new_files(staging)
         for name in new:
-            (staging / name).chmod(mode)  # safetensors writes files that nobody else can read
+            (staging / name).chmod(mode)  # safetensors writes files that other users cannot read
             (staging / name).replace(target / name)
         for old in target.glob("model*.safetensors*"):
             if old.name not in new:

@@ -35,7 +35,7 @@ def unusable_loss(loss: object) -> ConfigurationError:
 
 
 def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
-    """Return the error of a second backward pass through a graph, whose tensors torch frees in the first one.
+    """Return the error of a second backward pass through a graph, whose tensors torch frees in the first pass.
 
     Args:
         name: The name of the model or optimizer of the second pass.
@@ -121,7 +121,7 @@ def evaluates(what: str) -> ConfigurationError:
 def evaluates_by_callback() -> ConfigurationError:
     """Return the error of a callback that evaluates a run, because a custom loop evaluates itself."""
     return ConfigurationError(
-        "A custom loop runs its evaluations itself, and a callback requests one. Remove the callback, and iterate over "
+        "A custom loop evaluates itself, but a callback requested an evaluation. Remove the callback, and iterate over "
         "run.evaluation_batches(dataset) in the loop."
     )
 

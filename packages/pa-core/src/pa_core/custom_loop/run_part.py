@@ -186,7 +186,7 @@ def is_in_full_precision(loss: Tensor) -> bool:
     """Whether a loss was computed with matrix products in float32, and without a smaller type.
 
     Autocast would have computed them in the smaller type. False if the graph does not show it: compiled functions and
-    custom functions hide what they compute.
+    custom functions hide their computation.
 
     Args:
         loss: The loss, with its graph.

@@ -287,7 +287,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         return is_made
 
     def finish(self) -> None:
-        """End the update; the run calls this before the next one.
+        """End the update; the run calls this before the next update.
 
         Raises:
             ConfigurationError: The update was not stepped, or it has gradients without a step, which no training state

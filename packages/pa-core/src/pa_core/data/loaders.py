@@ -1,4 +1,4 @@
-"""The loaders of a run: made or taken as given, split over the processes, counted and closed."""
+"""The loaders of a run: creating them, splitting them over the processes, counting their batches."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ from pa_data import (
 from pa_data.orders import Order, Shuffled
 
 Purpose = Literal["train", "eval"]
-"""What a loader is for."""
+"""The purpose of a loader."""
 
 _FORK_BADLY = "daft", "polars"
 _MAX_DEFAULT_WORKERS = 16
-"""More worker processes are started only when requested: each costs memory and start-up time."""
+"""The largest default: each worker takes memory and start-up time."""
 
 
 def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
-    """Return how many worker processes a loader gets by default.
+    """Return the default number of worker processes of a loader.
 
-    The cores that this process may use (its affinity, not the size of the machine) are shared between the
-    processes that train on this machine. Data that is in memory already gets none: sending it from another
-    process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
-    each of them would yield all of its samples. One that has a ``state_dict`` and no length gets none, as a worker
-    would keep its position to itself. So does one that uses a library whose threads stand still in a forked process,
-    such as polars. Where processes are not forked (on macOS and Windows, and from Python
-    3.14 on), there are none: a worker would need a script with a main guard, and a dataset that can be sent to it.
+    The cores that this process may use (its affinity, not the size of the machine) are shared between the processes
+    that train on this machine. Data in memory gets none: sending it from another process costs more than indexing it.
+    An iterable dataset gets at most one: unless it was written for several workers, each of them would yield all of its
+    samples. A stream with a ``state_dict`` gets none, because a worker would not share its position. So does a dataset
+    that uses a library whose threads do not survive a fork, for example polars. If processes are not forked (on macOS
+    and Windows, and from Python 3.14 on), the default is 0: a worker would need a script with a main guard, and a
+    dataset that can be pickled.
 
     Args:
         dataset: The dataset to load.
@@ -99,7 +99,7 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
 
 
 def library_that_forks_badly(dataset: object) -> str | None:
-    """Return the library that a dataset uses and that waits forever in forked processes; None if there is none.
+    """Return a library that a dataset uses and that waits forever in forked processes, or None.
 
     Args:
         dataset: The dataset.
@@ -113,7 +113,7 @@ def library_that_forks_badly(dataset: object) -> str | None:
 
 
 class Loaders:
-    """Makes, splits and counts the loaders of one trainer, and remembers what they were made with.
+    """Creates, splits and counts the loaders of a trainer, and keeps their arguments.
 
     Args:
         accelerator: The accelerator of the trainer.
@@ -130,7 +130,7 @@ class Loaders:
         self._copies: WorkerCopies = WorkerCopies()
 
     def start_run(self) -> None:
-        """Forget the warnings of the run before, so that each run warns once."""
+        """Reset the warnings, so that each run warns once."""
         self._warned_in.clear()
 
     def default_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
@@ -154,18 +154,18 @@ class Loaders:
         batch_size: int,
         samples_per_update: int | None = None,
     ) -> SizedIterable[Any] | None:
-        """Return the loader of a run: the one that was given, or one that is created; None for no evaluation.
+        """Return the loader of a run, passed or created; None for no evaluation.
 
         Args:
-            data: What was given to the run.
-            create: Called with the batch size and the arguments for the loader if a dataset was given.
+            data: The data argument of the run.
+            create: Called with the batch size and the arguments for the loader if a dataset was passed.
             batch_size: Samples in a batch of one process.
-            samples_per_update: Samples of all processes in an update; None for what batches and accumulation make.
+            samples_per_update: Samples of all processes in an update; None if batches and accumulation decide it.
 
         Raises:
-            ConfigurationError: The loader cannot be iterated over as often as it is needed, or does not follow the
-                order that was given.
-            EmptyDatasetError: It has no batch.
+            ConfigurationError: The loader cannot be iterated over often enough, or does not follow the order of the
+                run.
+            EmptyDatasetError: The loader has no batch.
         """
         self._kwargs[data.purpose] = {}
         if data.purpose == "train":
@@ -183,7 +183,7 @@ class Loaders:
         if data.purpose == "train" and is_keyed(own) and own.samples_per_update is not None:
             if samples_per_update not in (None, own.samples_per_update):
                 raise ConfigurationError(
-                    f"Two sizes of updates were given: samples_per_update={samples_per_update}, and "
+                    f"There are two sizes of updates: samples_per_update={samples_per_update}, and "
                     f"{own.samples_per_update} of the loader. Leave one of them out."
                 )
             self.samples_per_update = own.samples_per_update
@@ -208,13 +208,13 @@ class Loaders:
 
         Args:
             dataset: The samples.
-            purpose: What the loader is for.
+            purpose: The purpose of the loader.
             defaults: The default arguments.
-            asked: The arguments that were requested, which win.
-            collate_fn: Makes a batch of a list of samples, unless the arguments have one.
-            seed: What the order of the samples follows from.
+            asked: The requested arguments, which override the defaults.
+            collate_fn: The function that makes a batch of a list of samples, unless it is among the arguments.
+            seed: The seed of the order of the samples.
             allows_empty_shares: Whether a process may have no sample in an evaluation of fewer samples than processes,
-                as in the last step of a training epoch; otherwise it raises an error.
+                as in the last step of a training epoch; otherwise that is an error.
 
         Returns:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset`` unless
@@ -265,8 +265,8 @@ class Loaders:
 
         Args:
             loader: The training loader.
-            batch_size: Samples in a batch of one process, where the loader does not say.
-            asked: The accumulation that was requested; 1 where nothing was.
+            batch_size: Samples in a batch of one process, if the loader does not tell.
+            asked: The requested accumulation; 1 by default.
 
         Raises:
             ConfigurationError: ``samples_per_update`` does not fit.
@@ -296,20 +296,20 @@ class Loaders:
 
         Args:
             sizes: The number of samples of each process.
-            purpose: What the loaders are for.
-            loaders: The loaders; those that are not keyed stay as they are.
+            purpose: The purpose of the loaders.
+            loaders: The loaders; only keyed loaders change.
         """
         for loader in filter(is_keyed, map(innermost, loaders)):
             loader.set_batch_sizes(sizes)
             self._kwargs[purpose]["batch_size"] = loader.batch_size
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
-        """Return what the run config says about a loader.
+        """Return the settings of a loader for the run config.
 
         Args:
-            purpose: What the loader is for.
-            loader: The loader, None where there is none.
-            per_device_batch_size: Samples in a batch of one process, where the loader does not say.
+            purpose: The purpose of the loader.
+            loader: The loader, or None.
+            per_device_batch_size: Samples in a batch of one process, if the loader does not tell.
         """
         kwargs, keyed = self._kwargs[purpose], innermost(loader)
         if purpose == "train" and is_keyed(keyed) and not keyed.given_order.is_plain:
@@ -319,16 +319,16 @@ class Loaders:
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
 
     def split(self, loader: SizedIterable[Any], *, compares: bool = True) -> SizedIterable[Any]:
-        """Return the share of this process: accelerate splits what neither is keyed nor split already.
+        """Return the share of this process; accelerate splits loaders that are neither keyed nor split.
 
         Args:
-            loader: The loader. Anything but a ``DataLoader`` is taken to be a share already.
-            compares: Whether the processes compare their data, for which all must be here.
+            loader: The loader. Objects other than a ``DataLoader`` are assumed to be the share of their process.
+            compares: Whether the processes compare their data, for which all must call this.
 
         Raises:
-            ConfigurationError: A sampler or a dataset makes the share of another process, or a sampler unequal shares;
-                or one seems to make a share, and does not say so.
-            RanksDifferError: The processes have other samples.
+            ConfigurationError: A sampler or a dataset has the share of another process, or a sampler unequal shares; or
+                it seems to have a share, and ``own_share`` is not set.
+            RanksDifferError: The processes have different samples.
         """
         if is_slice(loader):
             return DataLoaderSlice(self.split(loader.wrapped, compares=compares), loader.slice_size)
@@ -360,10 +360,10 @@ class Loaders:
         """Return the share of this process in a training loader; every process must call this.
 
         Args:
-            loader: As for ``split``.
+            loader: The loader of all processes.
 
         Raises:
-            ConfigurationError: As for ``split``, or some process has more batches than another.
+            ConfigurationError: The loader cannot be split, or processes have different numbers of batches.
         """
         share = self.split(loader)
         if not is_keyed(innermost(share)):
@@ -371,11 +371,11 @@ class Loaders:
         return share
 
     def count_batches(self, loader: SizedIterable[Any], phase: Literal["training", "evaluation"]) -> BatchCount | None:
-        """Return what counts the batches of an epoch; None for a keyed loader, whose length is true.
+        """Return a counter of the batches of an epoch; None for a keyed loader, whose length is always right.
 
         Args:
             loader: The loader of the epoch.
-            phase: What the epoch is for.
+            phase: The purpose of the epoch.
         """
         own = innermost(loader)
         if is_keyed(own):
@@ -388,14 +388,13 @@ class Loaders:
         """Compare the batches of an epoch with the length of its loader; warn once in a run if they differ.
 
         Args:
-            count: The batches that this process had.
-            missing: By how many batches the loaders of all processes ended too early.
+            count: The counter of this process.
+            missing: The number of batches that are missing on all processes.
             is_empty: Whether no process had a sample.
 
         Raises:
-            EmptyDatasetError: There was no batch at all.
-            ConfigurationError: A process had fewer training batches than the others were to have, or a sample ended
-                the epoch.
+            EmptyDatasetError: There was no batch.
+            ConfigurationError: A process had fewer training batches than its length, or a sample ended the epoch.
         """
         if missing > 0 and count.is_certain:
             raise count.ended_by_sample()
@@ -409,7 +408,7 @@ class Loaders:
 
 
 def _forks_badly(part: object, kwargs: Mapping[str, Any]) -> str | None:
-    """The library for which a part waits forever in the workers of a loader; None if there is none."""
+    """Return a library for which a part waits forever in the workers of a loader, or None."""
     if kwargs["num_workers"] == 0 or start_method(kwargs.get("multiprocessing_context")) != "fork":
         return None
     return library_that_forks_badly(part)
@@ -420,7 +419,7 @@ def _warn_of_forks(dataset: object, kwargs: Mapping[str, Any]) -> None:
     for name, part in ((type(dataset).__name__, dataset), ("collate_fn", kwargs.get("collate_fn"))):
         if (library := _forks_badly(part, kwargs)) is not None:
             warn_user(
-                f"{name} uses {library}, whose threads are not there in a forked worker: the run may "
+                f"{name} uses {library}, whose threads do not exist in a forked worker: the run may "
                 'wait forever. Pass num_workers=0, or multiprocessing_context="forkserver".'
             )
             return
@@ -434,7 +433,7 @@ def _warn_of_early_draws(loader: DataLoader[Any]) -> None:
 
 
 def _require_undivided(loader: DataLoader[Any], *, compares: bool) -> None:
-    """Raise an error for a loader that seems to yield the share of its process, though it does not say so."""
+    """Raise an error for a loader that seems to yield the share of its process, without ``own_share``."""
     from pa_core.data.own_shares import refuse_own_share, require_same_sources  # of no use on one process
 
     refuse_own_share(loader)
@@ -450,14 +449,14 @@ def _require_same_data(loader: DataLoader[Any]) -> None:
 
 
 def _require_whole(stream: Dataset[Any], num_processes: int) -> None:
-    """Raise an error for a stream that yields the part of one process."""
+    """Raise an error for a stream that yields the share of its process."""
     loader = plain_dataloader(stream, {})
     if num_processes > 1 and states_own_share(loader) is None:
         _require_undivided(loader, compares=False)
     share = share_of(loader)
     if share is not None and share.of > 1:
         raise ConfigurationError(
-            "A reproducible run divides a stream by position, and this one divides itself.",
+            "A reproducible run divides a stream by position, but this stream divides itself.",
             given=f"{type(stream).__name__} with num_replicas={share.of} and rank={share.number}",
             do="Let it yield all samples on each process.",
         )
@@ -476,12 +475,12 @@ def _require_reproducible(purpose: Purpose, kwargs: Mapping[str, Any]) -> None:
 def batches_on_device(
     loader: SizedIterable[Any], device: torch.device, count: BatchCount | None = None
 ) -> Iterable[Any]:
-    """Return what to iterate for the batches of an epoch on the device, to which keyed loaders bring theirs.
+    """Return an iterable over the batches of an epoch on the device.
 
     Args:
         loader: The loader.
         device: The device of the run.
-        count: Counts the batches of a custom loader, if they are to be counted.
+        count: The counter of a custom loader, or None.
     """
     keyed = innermost(loader)
     if is_keyed(keyed) and keyed.device is not None:

@@ -35,7 +35,7 @@ def require_iterable(callbacks: object, base: type) -> None:
             given=f"callbacks={shown if is_callback else repr(callbacks)}",
             do=f"Put it into a list: callbacks=[{shown}]."
             if is_callback
-            else "Pass callbacks=[] for none, or leave the argument out for the default ones.",
+            else "Pass callbacks=[] for none, or leave the argument out for the default callbacks.",
         )
 
 

@@ -133,7 +133,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, object]:
 
     Args:
         purpose: The purpose of the loader: "training" or "evaluation".
-        loader: The loader, split over the processes or not; None without one.
+        loader: The loader, split over the processes or not; or None.
     """
     own, name = innermost(loader), f"{purpose} loader"
     kind = _kind_of_loader(own)

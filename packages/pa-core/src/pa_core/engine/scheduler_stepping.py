@@ -66,7 +66,7 @@ class SchedulerStepping:
         """Raise an error for a scheduler that cannot be stepped in this way, before the training.
 
         Args:
-            scheduler: The scheduler of the run, None without one.
+            scheduler: The scheduler of the run, or None.
             trainer: The trainer, which has its loaders.
             is_overridden: Whether a subclass of the trainer overrides ``scheduler_step``.
 
@@ -178,7 +178,7 @@ def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class:
     """Raise an error for a scheduler that cannot be kept, and warn about a method that is not called.
 
     Args:
-        scheduler: The scheduler of the trainer, None without one.
+        scheduler: The scheduler of the trainer, or None.
         optimizer: The optimizer of the run that begins.
         trainer_class: The class of the trainer.
 

@@ -1,4 +1,4 @@
-"""One run of a ``Trainer`` or a ``Run``: its events, epochs, evaluations and safe points."""
+"""A run of a ``Trainer`` or a ``Run``: its events, epochs, evaluations and safe points."""
 
 from __future__ import annotations
 
@@ -46,27 +46,28 @@ _END: Any = object()
 
 
 class Session(RunState):
-    """One run: gives its loop data, events, agreement and training states, and is dropped when the next one begins.
+    """A run: its data, events, agreement of processes and training states; each run has a new session.
 
     Args:
         trainer: The trainer.
-        setup: What the trainer is made with.
-        arguments: What the run is to do; by default nothing, before the first run.
-        parts: What the run trains, by the name of the optimizer.
-        eval_sets: What the run evaluates.
-        means: The means of the last training, where the run does not train; None for new ones.
+        setup: The setup of the trainer.
+        arguments: The arguments of the run; the default is for the time before the first run.
+        parts: The trained parts of the run, by the name of the optimizer.
+        eval_sets: The evaluation sets of the run.
+        means: The means of the last training, if the run does not train; None for new means.
 
     Attributes:
-        trainer: As passed.
-        arguments: As passed.
-        update_weights: As ``TrainingHooks.update_weights``, or what optimizers do by themselves.
-        count: What counts the batches of a custom loader in the training of an epoch.
-        num_sets_to_come: How many sets are evaluated after this one, within the same training epoch.
-        updates_of_batch: How many updates were made of the current batch of the training loader.
-        has_padding_batches: Whether a process without a sample is given the batch of another one.
+        trainer: The trainer.
+        arguments: The arguments of the run.
+        update_weights: ``TrainingHooks.update_weights``, or a default that steps the optimizers.
+        count: The counter of the batches of a custom loader in the training of an epoch.
+        num_sets_to_come: The number of sets to evaluate after the current set, within the same training epoch.
+        updates_of_batch: The number of updates with the current batch of the training loader.
+        has_padding_batches: Whether a process without a sample gets the batch of another process.
         keeps_batch: Whether a batch may be needed later as a padding batch.
-        own_steps: What finds steps of a script that the run makes, too.
-        gathered_empty: What a process without a sample has gathered of the others, which go backward through it.
+        own_steps: The detection of steps of a script that the run makes, too.
+        gathered_empty: Tensors that a process without a sample gathered from others, which compute gradients through
+            them.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class Session(RunState):
     # Events
 
     def call(self, event: str | Callable[..., None], **kwargs: Any) -> None:
-        """Call an event that may stop the run, once all callbacks have been told of it.
+        """Call an event that may stop the run, after all callbacks have got it.
 
-        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
-        place in the list; and one that gathers would wait for the process that stopped.
+        The effect of a callback, for example saving the best model of the last epoch, must not depend on its place in
+        the list; and a callback that gathers would wait for the process that stopped.
 
         Args:
             event: The event: a method of ``TrainerCallback``, or its name.
-            **kwargs: Passed on.
+            **kwargs: Passed to the event.
 
         Raises:
             StopTrainingError: A callback requested a stop, in a run of one process.
@@ -116,7 +117,7 @@ class Session(RunState):
             try:
                 listener(trainer, **kwargs)
             except NonFiniteLossError as error:
-                rank_sync.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
+                rank_sync.ask_to_stop(error)  # at once on a single process, so that the loss is not reported or saved
             except StopTrainingError as error:
                 rank_sync.note_stop(error)
                 stops = True
@@ -144,13 +145,14 @@ class Session(RunState):
         describe: Describe | None = None,
         **kwargs: Any,
     ) -> None:
-        """Call an event that all processes come to; if one of them requests a stop, all of them stop.
+        """Call an event on all processes; if one of them requests a stop, all of them stop.
 
         Args:
             event: The event, as a method of ``TrainerCallback``.
             hook: The method of the trainer that is called before it.
-            describe: Returns what must be the same on all processes afterwards; None for what must stay so.
-            **kwargs: Passed on.
+            describe: Returns the values that must be the same on all processes afterwards; None for those of the whole
+                run.
+            **kwargs: Passed to the event.
         """
         with self.rank_sync.together(describe):
             if hook is not None:
@@ -172,8 +174,8 @@ class Session(RunState):
 
         Args:
             dataset: The dataset.
-            purpose: What the loader is for.
-            defaults: Its arguments, which others override.
+            purpose: The purpose of the loader.
+            defaults: The default arguments, which ``kwargs`` override.
             kwargs: The requested arguments.
             allows_empty_shares: Whether a process may have no sample in a step.
         """
@@ -205,7 +207,7 @@ class Session(RunState):
         self.trainer.callback_handler.call_event(TrainerCallback.on_prepare_start, self.trainer)
 
     def placeholder_values(self) -> dict[str, float]:
-        """Return what ``TrainerPlaceholderValues`` stand for in this run."""
+        """Return the values of ``TrainerPlaceholderValues`` in this run."""
         trainer, config = self.trainer, self.trainer.run_config
         numbers: dict[TrainerPlaceholderValues, float | None] = {
             TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
@@ -216,7 +218,7 @@ class Session(RunState):
         return {placeholder.value: number for placeholder, number in numbers.items() if number is not None}
 
     def require_usable_schedulers(self) -> None:
-        """Raise an error for schedulers that cannot be stepped in the way that was requested."""
+        """Raise an error for schedulers that cannot be stepped as requested."""
         schedulers: Mapping[str, object] = self.trainer.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
             is_overridden = name == "scheduler" and self.setup.hooks.steps_scheduler_itself
@@ -233,12 +235,12 @@ class Session(RunState):
                 scheduler_stepping.check_length_of_schedule(scheduler, steps, is_resumed=is_resumed)
 
     def reset_history(self) -> None:
-        """Forget the metrics of the run before."""
+        """Remove the metrics of the previous run."""
         self.trainer.run_history.reset()
         self.trainer.run_history.clock.reset()
 
     def resume(self) -> None:
-        """Restore everything of a saved run but what callbacks set up when the run starts."""
+        """Restore a saved run, except for the values that callbacks set up when the run starts."""
         stepping = self.arguments.stepping
         resumption = self.resumption
         self.train_optimizers(self.trainer.named_optimizers().values())
@@ -257,11 +259,11 @@ class Session(RunState):
         self.checkpointer.record_layers(self.trainer)
 
     def begin(self, hook: Callable[[], None] | None = None, describe: Describe | None = None) -> None:
-        """Call the first events of the training, and note what the script keeps when all of them were called.
+        """Call the first events of the training, and record the objects of the script afterwards.
 
         Args:
             hook: The method of the trainer that is called before the event.
-            describe: Returns what must be the same on all processes afterwards.
+            describe: Returns the values that must be the same on all processes afterwards.
         """
         self.call_together(TrainerCallback.on_training_run_start, hook, describe)
         self.checkpointer.record_start(self.trainer)
@@ -269,7 +271,7 @@ class Session(RunState):
     # The end of a run
 
     def finish(self, hook: Callable[[], None] | None = None) -> None:
-        """Call the last events of a training run, and save what was requested, unless a loss was not finite.
+        """Call the last events of a training run, and save a requested state, unless a loss was not finite.
 
         Args:
             hook: The method of the trainer that is called before the event.
@@ -290,11 +292,11 @@ class Session(RunState):
 
     @property
     def is_at_last_update(self) -> bool:
-        """Whether all updates are made, perhaps mid-epoch."""
+        """Whether all updates have been made, perhaps mid-epoch."""
         return self.progress.updates == self.trainer.run_config.max_num_train_steps
 
     def remaining_epochs(self) -> Iterator[int]:
-        """Iterate over the numbers of the epochs that are left, from 0."""
+        """Iterate over the numbers of the remaining epochs, from 0."""
         for epoch in self.resumption.remaining_epochs(self.trainer):
             self.checkpointer.next_phase = None
             self.progress.epoch_under_way = epoch
@@ -303,15 +305,15 @@ class Session(RunState):
     def finish_epoch(
         self, hook: Callable[[], None] | None = None, step_schedulers: Callable[[], None] | None = None
     ) -> None:
-        """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then.
+        """Count the epoch, step the schedulers that step after epochs, and call the last event.
 
         Args:
             hook: The method of the trainer that is called before the event.
-            step_schedulers: Steps all schedulers; None for the schedulers of what is trained, one after the other.
+            step_schedulers: Steps all schedulers; None for the schedulers of the parts, one after the other.
         """
         trainer = self.trainer
         self.progress.epochs += 1
-        # The last update may have cut the epoch short, which a longer run would bring to its end.
+        # The last update may have ended the epoch early, which a longer run would complete.
         updates_of_whole_epochs = trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
         is_whole = not self.is_at_last_update or trainer.num_updates_completed >= updates_of_whole_epochs
         self.own_steps.require_positions(self.arguments.stepping)
@@ -330,15 +332,15 @@ class Session(RunState):
         self.checkpoint_if_requested(Phase.EPOCH)
 
     def set_back_by_one_epoch(self) -> AbstractContextManager[None]:
-        """Within the context, what is recorded has the number of the epoch before, as after the last one.
+        """Record metrics with the number of the previous epoch within the context, as after the last epoch.
 
-        Training states and the last events have the epoch that comes next, no matter what ends the context.
+        Training states and the last events have the number of the next epoch, no matter what ends the context.
         """
         clock = self.trainer.run_history.clock
         return temporarily(clock, epoch=clock.epoch - 1)
 
     def start_training(self, train_dl: SizedIterable, hook: Callable[[], None] | None = None) -> None:
-        """Begin the training of an epoch, or come back to where a saved run was in it.
+        """Begin the training of an epoch, or go to the position of a saved run in it.
 
         Args:
             train_dl: The loader of the epoch.
@@ -358,7 +360,7 @@ class Session(RunState):
         self.progress.stage = Stage.TRAINING
 
     def batches(self, train_dl: SizedIterable) -> Iterator[tuple[BatchPlace, Any]]:
-        """Iterate over the batches that are left of the epoch, each with its place in its update.
+        """Iterate over the remaining batches of the epoch, each with its place in its update.
 
         Args:
             train_dl: The loader of the epoch.
@@ -383,7 +385,7 @@ class Session(RunState):
         return self._rehearsed(batches)
 
     def _rehearsed(self, batches: Iterator[tuple[BatchPlace, Any]]) -> Iterator[tuple[BatchPlace, Any]]:
-        """Compute the first micro-batch of a reproducible run several times; it must not depend on those before."""
+        """Compute the first micro-batch of a reproducible run several times; earlier ones must not influence it."""
         if self.setup.hooks.rehearsed is None or self._is_rehearsed:
             return batches
         started: list[tuple[BatchPlace, Any]] = []
@@ -413,7 +415,7 @@ class Session(RunState):
             Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
 
     def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
-        """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
+        """Return the remaining batches of the epoch on the device; a custom data loader is not read ahead."""
         loader = self.resumption.loaders.custom_state(train_dl)
         if loader is None:
             return batches_on_device(train_dl, self.trainer.device)
@@ -422,7 +424,7 @@ class Session(RunState):
         return islice(batches, None if limit is None else max(0, limit - self.progress.resumed_steps))
 
     def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Fetching a batch of a custom data loader changes what the state holds of it."""
+        """Iterate over batches; fetching a batch of a custom data loader changes its state."""
         for batch in batches:
             yield batch
             self.checkpointer.next_phase = None
@@ -433,8 +435,8 @@ class Session(RunState):
         """Record the means of the training of an epoch, and call its last event.
 
         Args:
-            hook: The method of the trainer that is called before.
-            with_loss: Whether the loss is recorded, if there was one.
+            hook: The method of the trainer that is called before the event.
+            with_loss: Whether a loss is recorded, if steps return it.
             requires_loss: Whether an epoch without a loss is an error.
         """
         self.checkpointer.next_phase = None
@@ -447,7 +449,7 @@ class Session(RunState):
         self.rank_sync.stop_if_alone()
         self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
         loader = innermost(self.trainer.train_dataloader)
-        if is_keyed(loader):  # how large a part each source of a mixture has had
+        if is_keyed(loader):  # the shares of the sources of a mixture
             for source, share in loader.order.shares(self.progress.samples_in_epoch).items():
                 self.trainer.run_history.update_metric(f"train_share_{source}_epoch", share)
         self.call_together(TrainerCallback.on_train_epoch_end)
@@ -455,12 +457,12 @@ class Session(RunState):
     def record_means(
         self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
     ) -> None:
-        """Record the means over all samples of an epoch on all processes, unless one of them requested a stop.
+        """Record the means over all samples of an epoch on all processes, unless one of the processes requested a stop.
 
         Args:
-            loss_name: The metric of the loss; the names of other means are made from it.
-            count: The batches of a custom data loader, None for one whose length is true.
-            with_loss: Whether the loss is recorded, if there was one.
+            loss_name: The name of the loss; the names of other means are built like it.
+            count: The batches of a custom data loader, None for a keyed loader.
+            with_loss: Whether a loss is recorded, if steps return it.
             requires_loss: Whether an epoch without a loss is an error.
         """
         self.progress.stage = Stage.EPOCH_END
@@ -469,7 +471,7 @@ class Session(RunState):
         has_loss = self.means.losses.running_count > 0
         if count is not None:
             self.setup.loaders.check_count(count, missing, is_empty=not has_loss and len(self.means) == 0)
-        # A run that is made longer may have ended with the last batch of a stream, which shows only now.
+        # An extended run may have ended with the last batch of a stream, which only shows now.
         was_over = count is not None and count.expected is None and count.given > 0
         if requires_loss and not has_loss and not was_over:
             raise no_sample_counted(loss_name)
@@ -480,23 +482,23 @@ class Session(RunState):
     # Updates
 
     def padding_batch(self, place: BatchPlace) -> Any:
-        """Return the batch that a process without a sample is given where it has to do what the others do.
+        """Return the batch of a process without a sample, which has to call the model like the others.
 
-        It is the batch of rank zero, or the last one of a custom loader: the same in each run, so that a resumed run
-        draws as many random numbers as one that was not interrupted.
+        It is the batch of rank zero, or the last batch of a custom loader: the same in each run, so that a resumed run
+        draws as many random numbers as an uninterrupted run.
 
         Args:
             place: The place of the batch in its update.
 
         Raises:
-            UnsupportedConfigurationError: No batch has come yet from a custom loader.
+            UnsupportedConfigurationError: A custom loader has not yielded a batch yet.
         """
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):
             return loader.fetch_for(place.step - 1 - self.progress.resumed_steps, rank=0)
         if self.last_batch is None:
             raise UnsupportedConfigurationError(
-                "The custom loader has no batch on this process, while it has one on others. Pass a dataset, or a "
+                "The custom loader has batches on other processes, but not on this process. Pass a dataset, or a "
                 "loader with samples for each process."
             )
         return self.last_batch
@@ -508,16 +510,16 @@ class Session(RunState):
                 part.step()
                 if self.arguments.stepping.after == "update":
                     self.step_schedulers(part)
-        except StopTrainingError:  # other processes may make further updates before they know
+        except StopTrainingError:  # other processes may make further updates before they stop
             part.zero_grad()
             raise
         part.zero_grad()
 
     def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
-        """Clip the gradients of an update as the run was told to.
+        """Clip the gradients of an update by the arguments of the run.
 
         Args:
-            parameters: Returns what is updated.
+            parameters: Returns the parameters of the update.
         """
         config = self.trainer.run_config
         if config.gradient_clip_value is not None:
@@ -526,23 +528,23 @@ class Session(RunState):
             self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
 
     def step_schedulers(self, part: Part) -> None:
-        """Step the schedulers of what was updated, with what they are to be stepped with.
+        """Step the schedulers of a part after its update.
 
         Args:
-            part: What was updated.
+            part: The part.
         """
         for scheduler in part.schedulers.values():
             self.arguments.stepping.step(scheduler, self.trainer)
 
     def require_update_of_batch(self) -> None:
-        """Raise an error for more updates of a batch than the run was told of.
+        """Raise an error for more updates of a batch than ``max_updates_per_batch``.
 
         Raises:
-            ConfigurationError: There is one more.
+            ConfigurationError: There are more updates.
         """
         if self.updates_of_batch == (self.arguments.max_updates_per_batch or 1):
             raise ConfigurationError(
-                f"Update {self.updates_of_batch + 1} of a batch is one more than the run counts with. Pass "
+                f"Update {self.updates_of_batch + 1} of a batch exceeds max_updates_per_batch. Pass "
                 f"Run(..., max_updates_per_batch={self.updates_of_batch + 1}) or more."
             )
 
@@ -550,10 +552,10 @@ class Session(RunState):
 
     @contextmanager
     def evaluating(self, stage: Stage = Stage.EVALUATION) -> Generator[None]:
-        """Within the context the model is the module without wrappers; means and modes of training come back.
+        """Return the context of an evaluation, with separate means and modes; those of the training are restored.
 
         Args:
-            stage: What the run is in meanwhile.
+            stage: The stage of the run meanwhile.
         """
         trainer = self.trainer
         self.require_between_steps("An evaluation")
@@ -577,7 +579,7 @@ class Session(RunState):
                 module.training = training
 
     def leaving_random_numbers(self) -> AbstractContextManager[None]:
-        """Return the context of an additional evaluation, after which training draws what it would without it."""
+        """Return the context of an additional evaluation, which restores the random numbers of the training."""
         loaders = (self.trainer.eval_dataloader, *self.trainer.eval_dataloaders.values())
         return restored_rng_states(self.trainer.device, map(innermost, loaders))
 
@@ -586,7 +588,7 @@ class Session(RunState):
 
         Args:
             loader: The loader.
-            count: What counts them, if they are to be counted.
+            count: The counter of a custom loader, or None.
         """
         batches = batches_on_device(loader, self.trainer.device, count)
         is_trial = loader is not self.trainer.eval_dataloader
@@ -596,7 +598,7 @@ class Session(RunState):
         return enumerate(batches, start=1)
 
     def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Repeat the last batch, without weight, for as long as other processes have batches of a sharded model."""
+        """Repeat the last batch, with the weight 0, while other processes have batches of a sharded model."""
         arriving, last = iter(batches), None
         while True:
             batch = next(arriving, _END)
@@ -611,15 +613,15 @@ class Session(RunState):
                 yield last
 
     def in_padding_batch(self) -> AbstractContextManager[None]:
-        """Return a context in which what is computed has no weight."""
+        """Return the context of a padding batch, whose results have no weight."""
         return temporarily(self, is_padding_batch=True)
 
     @contextmanager
     def interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
-        """Let an evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it.
+        """Let a preemption interrupt an evaluation after a training epoch, which the resumed run repeats.
 
         Args:
-            names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
+            names: The remaining evaluation sets: the set that is evaluated in the context, and those after it.
         """
         try:
             with self.checkpointer.interruptible(Phase.EVALUATION, self.trainer, names):
@@ -630,17 +632,17 @@ class Session(RunState):
     # Training states
 
     def checkpoint_if_requested(self, phase: Phase) -> None:
-        """Save what was requested: here, everything that the run consists of belongs to the same update.
+        """Save a requested state at a safe point, at which all parts of the run belong to the same update.
 
         Args:
-            phase: What comes next.
+            phase: The phase that comes next.
         """
         self.checkpointer.next_phase = phase
         if self.rank_sync.is_pending:
             self.checkpointer.checkpoint(self.trainer, self.call)
 
     def _resume_steps(self, train_dl: SizedIterable) -> None:
-        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
+        """Restore the position within an epoch, and finish an evaluation that was interrupted there."""
         resumption, trainer = self.resumption, self.trainer
         phase = resumption.resume_steps(
             trainer, train_dl, report=lambda steps: self.call(TrainerCallback.on_train_steps_skipped, steps=steps)

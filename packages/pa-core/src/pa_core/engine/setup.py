@@ -1,4 +1,4 @@
-"""What a trainer is made with, and what each of its runs is made of."""
+"""The setup of a trainer, for all of its runs, and the state of each run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SupportsStateDict
 from pa_distributed import HangDetector
 
-if TYPE_CHECKING:  # few runs need it, and the import of the others takes no time for it
+if TYPE_CHECKING:  # few runs need it; the import of the others stays fast
     from pa_core.engine.fitting import BatchSizeFitting
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
@@ -40,19 +40,18 @@ RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingHooks:
-    """What a trainer does in its own way in all of its runs; the defaults are for a script that writes its own loop.
+    """The behaviour of a trainer in its runs; the defaults are for scripts with their own loop.
 
     Attributes:
-        pads: Whether a process without a sample is given the batch of another one, even if no model is sharded.
-        overlaps: Whether each batch has one backward pass, during which a reproducible run may send gradients.
-        looks_at_gradients: Whether the backward pass is the run's own, and gradients of others are found.
-        looks_at_optimizer: Whether the run alone steps the optimizer, and steps of others are found.
-        steps_scheduler_itself: Whether a subclass steps the scheduler in its own way.
-        update_weights: Called with what is updated and whether its gradients have overflowed in fp16: clips the
-            gradients, steps optimizers and schedulers unless they have, and clears the gradients. None for what
-            optimizers do by themselves.
-        rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run tries it before its first
-            update. None in other runs, and where only the script computes.
+        pads: Whether a process without a sample gets the batch of another process, even if no model is sharded.
+        overlaps: Whether each batch has a single backward pass, during which a reproducible run may send gradients.
+        looks_at_gradients: Whether only the run makes backward passes, so that other gradients are detected.
+        looks_at_optimizer: Whether only the run steps the optimizer, so that other steps are detected.
+        steps_scheduler_itself: Whether a subclass overrides ``scheduler_step``.
+        update_weights: Called with the part and whether its gradients overflowed in fp16: clips the gradients, steps
+            optimizers and schedulers unless they overflowed, and clears the gradients. None only steps the optimizers.
+        rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run rehearses it before its
+            first update. None in other runs, and if only the script computes.
     """
 
     pads: bool = False
@@ -65,29 +64,29 @@ class TrainingHooks:
 
 
 class Setup:
-    """What a trainer is made with, for all of its runs.
+    """The setup of a trainer, for all of its runs.
 
     Args:
         accelerator: The accelerator of the trainer.
-        watch: Ends all processes if one waits for another one for too long.
-        sharding: How models are split over the processes, None where they are not.
+        watch: The watch that ends all processes if one of them waits too long for another.
+        sharding: The settings of sharding, or None.
         reproducible: Whether runs are bit-for-bit identical on any number of processes.
 
     Attributes:
-        accelerator: As passed.
+        accelerator: The accelerator of the trainer.
         num_processes: The number of processes.
         device: The device of this process.
-        watch: As passed.
-        sharding: As passed.
-        reproducible: As passed.
-        exchange: What makes one update of what the processes have computed.
-        loaders: Makes and splits loaders.
-        checkpointer: Saves training states.
+        watch: The watch for hanging processes.
+        sharding: The settings of sharding, or None.
+        reproducible: Whether runs are bit-for-bit identical on any number of processes.
+        exchange: The exchange of gradients between processes.
+        loaders: The creation and splitting of loaders.
+        checkpointer: The saving of training states.
         added: The modules that are trained with the model.
-        optimizer_modes: Which optimizers are in training mode and have another one.
-        hooks: What the trainer does in its own way.
-        makes_optimizer: Whether a run makes the optimizer, if there is none.
-        turn: Empty while a run is in progress. A list, as its ``pop`` gives one of two threads its item.
+        optimizer_modes: The modes of optimizers that have modes.
+        hooks: The behaviour of the trainer in its runs.
+        makes_optimizer: Whether a run creates the optimizer, if there is none.
+        turn: Empty while a run is in progress. A list, because its ``pop`` returns the item to only one of two threads.
     """
 
     def __init__(
@@ -114,33 +113,33 @@ class Setup:
 
 
 class RunState:
-    """What a run is made of, and how far it has come. The state of the last run stays until the next one begins.
+    """The parts and the position of a run; kept until the next run begins.
 
     Args:
-        setup: What the trainer is made with.
-        parts: What the run trains, by the name of the optimizer.
-        eval_sets: What the run evaluates.
-        progress: How far the run has come.
-        describe: Returns what must stay the same on all processes in its course.
-        means: The means to begin with; None for new ones.
+        setup: The setup of the trainer.
+        parts: The trained parts of the run, by the name of the optimizer.
+        eval_sets: The evaluation sets of the run.
+        progress: The position of the run.
+        describe: Returns the values that must stay the same on all processes.
+        means: The means to begin with; None for new means.
 
     Attributes:
-        setup: As passed.
-        parts: As passed.
-        eval_sets: As passed.
-        exchange: What makes one update of what the processes have computed.
-        checkpointer: Saves training states.
-        means: The means of the epoch so far: of its losses, and of what its steps have logged.
-        progress: As passed.
-        rank_sync: What the processes decide together.
-        resumption: Where the run began.
-        fitting: What chooses batch sizes by the memory, None in other runs.
-        running: What kind of run is in progress, None when it is over.
-        contexts: What ends with the run.
-        placed: What makes the models what they were before the run.
+        setup: The setup of the trainer.
+        parts: The trained parts of the run, by the name of the optimizer.
+        eval_sets: The evaluation sets of the run.
+        exchange: The exchange of gradients between processes.
+        checkpointer: The saving of training states.
+        means: The means of the epoch so far: of its losses and of logged values.
+        progress: The position of the run.
+        rank_sync: The common decisions of the processes.
+        resumption: The beginning of the run: its saved state, if it resumed.
+        fitting: The choice of batch sizes by memory; None in other runs.
+        running: The kind of the run in progress, None when it has ended.
+        contexts: The contexts that end with the run.
+        placed: The functions that restore the models after the run.
         gradient_clip_norm: The argument of the run.
-        is_padding_batch: Whether the current batch is there for the other processes only.
-        last_batch: What may be the padding batch of a process that has no batch.
+        is_padding_batch: Whether the current batch is a padding batch.
+        last_batch: A batch that may become the padding batch of a process without a batch.
         checked_steps: The default steps whose first batch was checked.
     """
 
@@ -175,9 +174,9 @@ class RunState:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all processes have the buffers of the models in common: what the first one has, or their means.
+        """Whether all processes have the same buffers of models: those of the first process, or their means.
 
-        Otherwise, each process keeps its own from the start of the training on.
+        Otherwise, each process keeps its own buffers from the start of the training on.
         """
         return self.exchange.shares_buffers
 
@@ -187,14 +186,14 @@ class RunState:
         return self.setup.accelerator.scaler
 
     def nominal_items(self) -> dict[str, float | None]:
-        """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
+        """Return the reference number of items of an update of each optimizer, by name; None if samples are counted."""
         return {name: part.accumulation.reference_items for name, part in self.parts.items()}
 
     def require_between_steps(self, what: str) -> None:
-        """Raise an error within a step of a reproducible run, as not all processes have as many steps.
+        """Raise an error within a step of a reproducible run, because processes have different numbers of steps.
 
         Args:
-            what: What was called.
+            what: The name of the call.
 
         Raises:
             ConfigurationError: A step is in progress.
@@ -205,7 +204,7 @@ class RunState:
     def make_run_config(
         self, run: ResumableRun, numbers: tuple[int, int, int, int | None, float | None]
     ) -> TrainerRunConfig:
-        """Describe a run, from what was requested and from the loaders that were made.
+        """Return the config of a run, from its arguments and its loaders.
 
         Args:
             run: The run, with its loaders.
@@ -255,12 +254,12 @@ class RunState:
         self.setup.optimizer_modes.train(optimizers)
 
     def separate_means(self) -> AbstractContextManager[None]:
-        """Return a context in which losses and logged values belong to something else, such as an evaluation."""
+        """Return a context in which losses and logged values are separate, for example in an evaluation."""
         return temporarily(self, means=StepMeans(exact=self.setup.reproducible))
 
     @contextmanager
     def kept(self, trainer: object) -> Generator[None]:
-        """Restore all attributes afterwards: of the trainer, of this and of what saves states, and the gradient scaler.
+        """Restore the attributes of the trainer, the setup and its checkpointer, and the gradient scaler, afterwards.
 
         Args:
             trainer: The trainer.
@@ -276,11 +275,11 @@ class RunState:
 
     @contextmanager
     def dry_run(self, trainer: ResumableRun, data: Sequence[object]) -> Generator[None]:
-        """Let runs leave no trace.
+        """Undo runs within the context afterwards.
 
         Args:
             trainer: The trainer.
-            data: Loaders, and what they are made with.
+            data: The data of the runs: loaders and their arguments.
         """
         with left_as_it_was(trainer, data), self.kept(trainer):
             trainer.run_history = InMemoryRunHistory()

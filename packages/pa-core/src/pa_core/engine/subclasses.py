@@ -1,4 +1,4 @@
-"""What a subclass of the trainer defines: methods that would break the loop, or that it never calls."""
+"""Checks of subclasses of the trainer: methods that would break the loop, or that are never called."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _OVERRIDABLE = frozenset({
     "_run_train_epoch",
     "_run_training",
 })  # fmt: skip
-"""The private methods that are documented, and called."""
+"""The private methods that are documented."""
 
 _NEVER_CALLED = MappingProxyType({
     "_perform_forward_and_backward_passes":
-        "Override calculate_train_batch_loss(batch) for the forward pass and backward_step(loss) for the backward one.",
+        "Override calculate_train_batch_loss(batch) for the forward and backward_step(loss) for the backward pass.",
     "_update_loss_tracker":
-        "Return the batch_size, or the num_items_in_batch, that the loss is the mean over from "
-        "calculate_train_batch_loss and calculate_eval_batch_loss: the reported loss is weighed by it.",
+        "Return the batch_size, or the num_items_in_batch, of the mean loss from "
+        "calculate_train_batch_loss and calculate_eval_batch_loss: it is the weight of the reported loss.",
     "_add_epoch_loss_to_run_history":
         "Record a custom value with run_history.update_metric(...) in train_epoch_end or eval_epoch_end.",
 })  # fmt: skip
-"""By name: what to do instead of overriding a method of pytorch-accelerated without which a run would be another."""
+"""The alternatives to overriding methods of pytorch-accelerated that a run needs, by name."""
 
 _SURELY_MEANT = 0.9
-"""How similar a name has to be to the name of a method which the loop calls; helpers have been seen up to 0.88."""
+"""The similarity to the name of a method from which a name is a typo; names of helpers reach 0.88."""
 _OF_OTHER_TRAINERS = MappingProxyType({
     "calculate_eval_loss": "calculate_eval_batch_loss",
     "calculate_train_loss": "calculate_train_batch_loss",
@@ -49,7 +49,7 @@ _OF_OTHER_TRAINERS = MappingProxyType({
     "val_dataloader": "create_eval_dataloader",
     "validation_step": "calculate_eval_batch_loss",
 })  # fmt: skip
-"""By name: what a method that the trainers of Lightning or transformers call, or a guess at one, is called here."""
+"""The names here of methods of the trainers of Lightning or transformers, and of guesses."""
 
 _ADVICE = MappingProxyType({
     "_check_eval_batch_size": "Remove it: each sample is evaluated once with any batch size.",
@@ -58,16 +58,16 @@ _ADVICE = MappingProxyType({
 
 
 def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> None:
-    """Raise an error for methods of a new subclass that would break the loop, and warn about what it would not use.
+    """Raise an error for methods of a new subclass that would break the loop, and warn about unused methods.
 
     Args:
-        cls: The class that is being defined.
-        trainer_class: The trainer that it derives from.
+        cls: The new class.
+        trainer_class: The trainer that the class derives from.
         events: The names of the events of callbacks.
 
     Raises:
-        OverrideError: The class, or a mixin of it, has a method or an attribute of a private part of the trainer, or
-            overrides a method of pytorch-accelerated that the loop would never call.
+        OverrideError: The class, or a mixin of it, replaces a private method or attribute of the trainer, or overrides
+            a method of pytorch-accelerated that is never called.
     """
     private = _private_names(trainer_class)
     # The class itself and its mixins; the trainers among its bases were checked when they were defined.
@@ -84,7 +84,7 @@ def check_subclass(cls: type, trainer_class: type, events: Collection[str]) -> N
                     f"have and would never call. {_NEVER_CALLED[name]}"
                 )
     for text in _uncalled_methods(cls, trainer_class, events):
-        # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
+        # the caller of __init_subclass__ is ABCMeta.__new__, and its caller is the class statement
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -93,14 +93,14 @@ def _our_classes(cls: type) -> list[type]:
 
 
 def _private_names(trainer_class: type) -> set[str]:
-    """The private methods of a trainer, and the private attributes that it declares."""
+    """Return the names of the private methods and attributes of a trainer."""
     names = {name for base in _our_classes(trainer_class) for name in (*vars(base), *inspect.get_annotations(base))}
-    # Each abstract class has the last one, a mixin too.
+    # Each abstract class has the last name, a mixin too.
     return {name for name in names if name.startswith("_") and not name.startswith("__")} - {"_abc_impl"}
 
 
 def _uncalled_methods(cls: type, trainer_class: type, events: Collection[str]) -> Iterator[str]:
-    """Methods that nothing calls, though their names say that the loop should; a helper may have any name."""
+    """Yield a message for each method that is never called but whose name resembles a method of the loop."""
     own = [base for base in _our_classes(trainer_class) if base.__module__ != "pa_core.engine.any_trainer"]
     called = [*_OVERRIDABLE, *(name for base in own for name in vars(base))]
     functions = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType)}
@@ -113,7 +113,7 @@ def _uncalled_methods(cls: type, trainer_class: type, events: Collection[str]) -
 
 
 def _advice(name: str, called: list[str], events: Collection[str], overridden: Collection[str]) -> str | None:
-    """What to do about a method, None where it looks like a helper."""
+    """Return the advice on a method; None if it is probably a helper."""
     if name in events:
         hook = name.removeprefix("on_")
         instead = f"override {hook} instead, or " if hook in called else ""
@@ -124,5 +124,5 @@ def _advice(name: str, called: list[str], events: Collection[str], overridden: C
     nearest = difflib.get_close_matches(name, alike, n=1, cutoff=_SURELY_MEANT)
     meant = _OF_OTHER_TRAINERS.get(name) or next(iter(nearest), None)
     if meant is not None and meant not in overridden:
-        return f"The method of the trainer is {meant}: rename it to that, or otherwise if it is a helper."
+        return f"The method of the trainer is {meant}: rename it to that, or to another name if it is a helper."
     return None

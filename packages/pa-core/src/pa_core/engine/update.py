@@ -1,4 +1,4 @@
-"""One update of the weights, from its first batch to its last event: what both ``Trainer`` and ``Run`` iterate over."""
+"""An update of the weights, from its first batch to its last event, which ``Trainer`` and ``Run`` iterate over."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _STEP_END = TrainerCallback.on_train_step_end.__name__
 
 
 class Batches:
-    """The batches that are left of an epoch with their places, of which the next one can be looked for before its turn.
+    """The remaining batches of an epoch with their places; ``has_next`` fetches the next batch early.
 
-    It is a context at whose end it forgets the loader: the traceback of an error would keep the workers alive.
+    It is a context that drops the loader at its end, because the traceback of an error would keep workers alive.
 
     Args:
-        batches: What is iterated over.
+        batches: The batches with their places.
     """
 
     def __init__(self, batches: Iterable[tuple[BatchPlace, Any]]) -> None:
@@ -52,7 +52,7 @@ class Batches:
         return self._next is not None
 
     def pop(self) -> tuple[BatchPlace, Any]:
-        """Return the next batch, and keep nothing of it."""
+        """Return the next batch, without keeping a reference."""
         popped, self._next = self._next, None
         return next(self._batches) if popped is None else popped
 
@@ -62,11 +62,11 @@ BEFORE_FIRST = BatchPlace(0, 0.0, ends_group=False)
 
 
 class AnyUpdate:
-    """One update: its batches, the backward passes of their losses, and the step that changes the weights.
+    """An update: its batches, the backward passes of their losses, and the step that changes the weights.
 
     Args:
         session: The run.
-        batches: The batches from this update on.
+        batches: The batches of this update and of those after it.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
@@ -86,20 +86,20 @@ class AnyUpdate:
 
         On several processes, the last batch of an epoch may have fewer samples than there are processes. In a ``Run``,
         a process without a sample gets a padding batch, the batch of another process, so that the loop is the same on
-        all of them. A ``Trainer`` computes nothing for it, unless its model is sharded, and goes along with the
-        others otherwise. Its losses, and what is logged for it, count for nothing, even if they are not finite.
+        all of them. A ``Trainer`` computes no loss for it, unless its model is sharded, and only takes part in the
+        exchange. Its losses and logged values are ignored, even if they are not finite.
         """
         return self.place.is_empty
 
     @property
     def is_at_last_batch(self) -> bool:
-        """Whether the current batch is the last one of the update, after which ``step`` can be called."""
+        """Whether the current batch is the last of the update, after which ``step`` can be called."""
         return self.place.ends_group
 
     # A batch
 
     def _start_next_batch(self) -> Any:
-        """Begin the next batch; return what is computed with, None where nothing needs to be."""
+        """Begin the next batch, and return it; None if no loss is computed for it."""
         self.place, batch = self._batches.pop()
         session, place = self._session, self.place
         session.progress.step = place.step
@@ -116,7 +116,7 @@ class AnyUpdate:
     def _add_gradients(
         self, part: Part, loss: Tensor | None, run_pass: Callable[[Tensor], None], samples: int, items: int | None
     ) -> None:
-        """Add the gradients of a loss to the update, by its share; nothing where there is no loss.
+        """Add the gradients of a loss to the update, by its share, or none without a loss.
 
         In the last batch of an update, the gradients are exchanged.
         """
@@ -136,15 +136,15 @@ class AnyUpdate:
     # The step
 
     def _make_step(self, part: Part, *, at_once: bool, is_first: bool = True) -> bool:
-        """Update the weights by the gradients of the batches.
+        """Update the weights with the gradients of the batches.
 
         On several processes it waits for the gradients and flags of all of them; on an accelerator, flags are read two
         updates late, so that the host does not wait. The first updates also compare weights. In fp16 it waits for the
-        device, to see whether gradients overflowed. States are written when the update has ended.
+        device, to know whether gradients overflowed. States are written when the update has ended.
 
         Args:
-            part: What is updated.
-            at_once: Whether to wait for the flags of the other processes, where they are read late.
+            part: The part to update.
+            at_once: Whether to wait for the flags of the other processes, instead of reading them late.
             is_first: Whether no other optimizer of the update has been stepped.
 
         Returns:
@@ -157,7 +157,7 @@ class AnyUpdate:
         progress = session.progress
         progress.steps_in_epoch = progress.step
 
-        # agree: every process stops, saves or is preempted at the same update
+        # agree: all processes stop, save or are preempted at the same update
         own_items = part.accumulation.items
         totals = session.exchange.finish(part, partial(session.rank_sync.local_flags, own_items))
         items = own_items if totals is None else self._act_on(totals, at_once=at_once, may_stop=is_first)
@@ -166,7 +166,7 @@ class AnyUpdate:
         if own_items > 0 or others_may_count:
             counts.scale_gradients(part.parameters, items)
 
-        # update; not unscaled in the methods that follow, as those of a user may know nothing of a scaler
+        # update; unscaled here, because overridden methods of a user may not handle a scaler
         scaler = session.setup.accelerator.scaler
         overflowed = scaler is not None and _accelerate.unscale(scaler, *part.optimizers.values())
         first_updates = session.own_steps.first_updates
@@ -190,7 +190,7 @@ class AnyUpdate:
         return not overflowed
 
     def _count_group(self, *, makes_update: bool) -> None:
-        """Move the samples of the group to the epoch and the clock, and count its update."""
+        """Add the samples of the group to the epoch and the clock, and count its update."""
         progress, clock = self._session.progress, self._session.trainer.run_history.clock
         clock.samples += progress.samples_in_group
         progress.samples_in_epoch += progress.samples_in_group
@@ -200,7 +200,7 @@ class AnyUpdate:
             clock.update += 1
 
     def _act_on(self, totals: Tensor, *, at_once: bool, may_stop: bool) -> Tensor:
-        """Do what any process requests, and return the items of the update."""
+        """Act on the requests of all processes, and return the items of the update."""
         try:
             return self._session.rank_sync.act_on(totals, at_once=at_once, may_stop=may_stop)
         except StopTrainingError:
@@ -208,7 +208,7 @@ class AnyUpdate:
             raise
 
     def _finish(self, *, is_made: bool) -> None:
-        """End the update; the event of one that was made is called between two steps, where evaluations may come."""
+        """End the update; its event is called between two steps, where evaluations are possible."""
         session, means, checkpointer = self._session, self._session.means, self._session.checkpointer
         samples = session.exchange.end_update()
         if is_made:
@@ -223,12 +223,12 @@ class AnyUpdate:
 
 
 class TrainerUpdate(AnyUpdate):
-    """An update of a trainer: iterate over it for its batches, call ``backward`` for those with samples, then ``step``.
+    """An update of a trainer: iterate over its batches, call ``backward`` for batches with samples, then ``step``.
 
     Args:
         session: The run.
-        batches: The batches from this update on.
-        part: What is trained.
+        batches: The batches of this update and of those after it.
+        part: The trained part.
         run_pass: Runs the backward pass of a loss that was scaled to its share of the update.
     """
 
@@ -240,7 +240,7 @@ class TrainerUpdate(AnyUpdate):
         self._items: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the batches of this process on the device; None where it has none and may leave it out."""
+        """Iterate over the batches of this process on the device; None if it has no sample and may skip the batch."""
         session = self._session
         while True:
             yield self._start_next_batch()
@@ -256,7 +256,7 @@ class TrainerUpdate(AnyUpdate):
 
         Args:
             batch: The batch.
-            output: What ``calculate_train_batch_loss`` has returned.
+            output: The outputs of ``calculate_train_batch_loss``.
 
         Raises:
             BatchOutputError: The output cannot be used.
@@ -271,10 +271,10 @@ class TrainerUpdate(AnyUpdate):
         return loss
 
     def backward(self, loss: Tensor, batch: Any) -> None:
-        """Add the gradients of a loss to the update; nothing but the loss keeps the output of the step meanwhile.
+        """Add the gradients of a loss to the update; only the loss keeps the outputs of the step meanwhile.
 
         Args:
-            loss: What ``report`` has returned.
+            loss: The loss, from ``report``.
             batch: The batch, for messages.
         """
         session = self._session
@@ -291,10 +291,10 @@ class TrainerUpdate(AnyUpdate):
             first_updates.after_backward()
 
     def follow_others(self, loss: Tensor | None) -> None:
-        """Go backward through a padding batch, as the other processes do through theirs, and add nothing.
+        """Run the backward pass of a padding batch, like the other processes for theirs, without adding gradients.
 
         Args:
-            loss: The loss of the batch, perhaps not finite; None where nothing was computed.
+            loss: The loss of the batch, which may not be finite; None if it was not computed.
         """
         self._add_gradients(self._part, None if loss is None else zero_loss_of_padding(loss), self._run_pass, 0, None)
 
@@ -312,14 +312,14 @@ class TrainerUpdate(AnyUpdate):
 def updates_of_epoch(
     session: Session, train_dl: SizedIterable, part: Part, run_pass: Callable[[Tensor], None]
 ) -> Generator[Iterator[TrainerUpdate]]:
-    """Return the context of the updates that are left of an epoch; within it, iterate over them.
+    """Return the context of the remaining updates of an epoch, which iterates over them.
 
-    After each of them, a training state may be saved.
+    After each update, a training state may be saved.
 
     Args:
         session: The run.
         train_dl: The loader of the epoch.
-        part: What is trained.
+        part: The trained part.
         run_pass: Runs the backward pass of a scaled loss.
     """
     with Batches(session.batches(train_dl)) as batches:

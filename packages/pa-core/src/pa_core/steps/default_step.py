@@ -547,7 +547,7 @@ def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]
     if not isinstance(loss, Tensor):
         plain = type(unwrap_model(model, keep_torch_compile=False))
         raise ConfigurationError(
-            "There is no loss: loss_func is None, and the model did not return one.",
+            "There is no loss: loss_func is None, and the model did not return a loss.",
             given=f"{describe_batch(batch)}; {plain.__name__} returned {describe_batch(outputs)}",
             do=f"Add the targets to the batch under the name that they have in {plain.__name__}.forward"
             f"{inspect.signature(plain.forward)}, or return the loss from it as {{'loss': loss}}.",

@@ -148,7 +148,7 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
     Attributes:
         NUM_EPOCHS: Epochs of the run.
-        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch, after each of which the scheduler is stepped; the
+        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch; the scheduler is stepped after each update. It is the
             same on any number of processes.
         TRAIN_DATALOADER_LEN: Training batches of one process in an epoch.
         EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
