@@ -15,7 +15,15 @@ from tests.repository.test_docstring_words import texts_of
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 
-CLEAN = ["pa_checkpoint", "pa_distributed"]
+CLEAN = [
+    "pa_callbacks_extra",
+    "pa_checkpoint",
+    "pa_compat",
+    "pa_distributed",
+    "pa_finetuning",
+    "pa_schedulers",
+    "pa_trial",
+]
 """The packages that are checked. A package that was rewritten is added here."""
 
 _AFTER_A_NOUN = (

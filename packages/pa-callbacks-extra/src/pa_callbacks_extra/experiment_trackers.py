@@ -188,7 +188,7 @@ class ExperimentTrackers:
             name: The name of the image in the trackers. Images of several steps with the same name are shown together.
             image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
                 any device: floats from 0 to 1 (others are clipped), or bytes.
-            step: The place on the x axis, as for ``log``.
+            step: The place on the x axis, in optimizer updates.
 
         Raises:
             ConfigurationError: The tensor does not have such a shape or type.

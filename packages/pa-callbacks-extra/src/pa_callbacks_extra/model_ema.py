@@ -121,7 +121,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
-            ConfigurationError: As for ``update``.
+            ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
         """
         inner = unwrap_model(model, keep_torch_compile=False)
         self._pairs_with(model).copy()
@@ -141,7 +141,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
-            ConfigurationError: As for ``update``.
+            ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
         """
         with self._pairs_with(model).averages_in_place():
             try:

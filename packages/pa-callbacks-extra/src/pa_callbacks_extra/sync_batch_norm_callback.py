@@ -16,7 +16,7 @@ from pa_core.distributed import num_processes
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes batch norm layers normalise over the batches of all processes in a run.
 
-    Use it to train with small batches on many processes, each of which would otherwise normalise over a few samples.
+    Use it to train with small batches on many processes: without it, each process normalises over a few samples.
     With this callback, training on two processes with batches of 16 equals training on one process with batches of 32,
     up to rounding. Outputs, gradients and running statistics are the same, even if the last batch is smaller or does
     not reach all processes.

@@ -1,7 +1,7 @@
 """The import paths of pytorch-accelerated, for scripts that were written for it.
 
-Every name here and in the modules of this package is the one of ``pa_core``, ``pa_schedulers``, ``pa_finetuning`` or
-``pa_callbacks_extra``: the same object, so that both names can be mixed. New code imports from those packages.
+Every name here and in the modules of this package is an object of ``pa_core``, ``pa_schedulers``, ``pa_finetuning`` or
+``pa_callbacks_extra``, so both import paths can be mixed. New code imports from those packages.
 
 Importing it warns if the distribution pytorch-accelerated is installed too; see ``docs/migrating.md``.
 """

@@ -20,7 +20,7 @@ from pa_core import (
     TrainerCallback,
     get_default_callbacks,
 )
-from pa_core import LogMetricsCallback as PrintMetricsCallback  # what the reference calls it in one place
+from pa_core import LogMetricsCallback as PrintMetricsCallback  # an alias in the documentation of pytorch-accelerated
 from pa_schedulers import WSDCheckpointCallback
 
 __all__ = [

@@ -97,14 +97,14 @@ class GradualUnfreezing:
 
     Args:
         freezer: The freezer, after ``freeze()``. The stages unfreeze the parameters that are frozen now.
-        learning_rates: The rates for the frozen parameters that are added to the optimizer, as for
+        learning_rates: The rates for the frozen parameters that are added to the optimizer, in any form of
             ``ModelFreezer.get_parameter_groups``. None, the default, if the optimizer holds them already.
         epochs_per_stage: The number of epochs from a stage to the next, by default 1. The first stage unfreezes no
             parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
         stages: Custom stages, which override ``epochs_per_stage``: a mapping from the epoch, from 1, in which a stage
             begins to the index of a layer group; this group and all groups after it are then unfrozen.
-        set_modules_as_training: Whether unfrozen modules are put into training mode, as for
-            ``ModelFreezer.unfreeze``.
+        set_modules_as_training: Whether unfrozen modules are put into training mode; if False, modules that
+            ``freeze`` put into eval mode stay there.
 
     Attributes:
         freezer: As given.

@@ -279,13 +279,14 @@ class ModelFreezer:
 
         Args:
             optimizer: An optimizer that holds none of the frozen parameters.
-            learning_rates: As for ``get_parameter_groups``.
+            learning_rates: A rate for all layer groups, a list with a rate for each, or a mapping from indexes to
+                rates.
             from_index: The index of a layer group at one end of the range whose frozen parameters are added.
             to_index: The index of the layer group at the other end, which is included.
 
         Raises:
-            ValueError: No parameter is frozen, the optimizer already holds some of these parameters, or the rates are
-                wrong, as for ``get_parameter_groups``; nothing was added.
+            ValueError: No parameter is frozen, the optimizer already holds some of these parameters, or a layer group
+                with frozen parameters has no rate; nothing was added.
             IndexError: There is no layer group at an index; nothing was added.
             TypeError: A rate is not a number, or an index is not an integer; nothing was added.
 

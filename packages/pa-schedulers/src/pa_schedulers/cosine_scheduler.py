@@ -124,18 +124,21 @@ class CosineLrScheduler(StatefulSchedulerBase):
         """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
         The trainer calls the function when the run starts, and fills in the length of the run, which is not known
-        before.
+        before. The class explains the schedule.
 
         Args:
-            total_num_epochs: As for the class. By default, the trainer fills in the epochs of the run.
-            num_update_steps_per_epoch: As for the class. By default, the trainer fills in the updates of an epoch.
-            k_decay: As for the class.
-            lr_min: As for the class.
-            min_lr_ratio: As for the class.
-            num_warmup_epochs: As for the class.
-            warmup_starting_lr: As for the class.
-            warmup_starting_lr_ratio: As for the class.
-            num_cooldown_epochs: As for the class.
+            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
+                run.
+            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
+                in.
+            k_decay: The exponent of the progress; 1 is the plain cosine.
+            lr_min: The minimum, the same for all groups.
+            min_lr_ratio: The minimum as a fraction of the ``lr`` of each group, in place of ``lr_min``.
+            num_warmup_epochs: The number of epochs in which the rate rises.
+            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
+            warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, in place of
+                ``warmup_starting_lr``.
+            num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum.
 
         Returns:
             A function of an optimizer that returns the scheduler.

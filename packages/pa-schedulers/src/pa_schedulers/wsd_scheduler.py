@@ -195,20 +195,23 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
         The trainer calls the function when the run starts, and fills in the length of the run, which is not known
-        before.
+        before. The class explains the schedule.
 
         Args:
             total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
                 run.
-            num_update_steps_per_epoch: As for the class. By default, the trainer fills in the updates of an epoch.
+            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
+                in.
             num_warmup_epochs: The number of epochs in which the rate rises, such as 0.5, rounded down to whole
                 updates; 0 for no warm-up. The default, None, takes a tenth of all updates.
-            decay_phase_ratio: As for the class.
-            lr_min: As for the class.
-            warmup_starting_lr: As for the class.
-            use_inverse_sqrt_decay: As for the class.
-            num_checkpoints: As for the class.
-            is_continuation_from_checkpoint: As for the class.
+            decay_phase_ratio: The fraction of each period in which the rate decays, by default 0.1.
+            lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group.
+            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
+            use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
+                proportional.
+            num_checkpoints: How many checkpoints to decay for.
+            is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
+                continue from it.
 
         Returns:
             A function of an optimizer that returns the scheduler.
@@ -303,7 +306,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
             state_dict: The return value of ``state_dict``.
 
         Raises:
-            ConfigurationError: The state does not fit, as for ``SchedulerBase.load_state_dict``; nothing was changed.
+            ConfigurationError: The state belongs to another kind of scheduler or to a different number of parameter
+                groups; nothing was changed.
         """
         plan = {name: vars(self)[name] for name in _PLAN}
         super().load_state_dict(state_dict)

@@ -74,8 +74,8 @@ class CallbackCalls:
         A callback whose ``on_trial_startup`` raised an error is not shut down.
 
         Args:
-            first_batch_idx: As for ``on_trial_startup``.
-            checkpoint_uuid: As for ``on_trial_startup``.
+            first_batch_idx: The index of the first batch to train.
+            checkpoint_uuid: The name of the resumed checkpoint, or None.
         """
         with ExitStack() as shutdown:
             for callback in self._callbacks.values():

@@ -280,9 +280,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Args:
             loss: The tensor to differentiate.
-            gradient: As for ``torch.Tensor.backward``.
-            retain_graph: As for ``torch.Tensor.backward``.
-            create_graph: As for ``torch.Tensor.backward``.
+            gradient: The gradient of the loss, for a loss that is not a single number.
+            retain_graph: Whether to keep the graph for another backward pass.
+            create_graph: Whether to build a graph of the gradients, to differentiate them again.
         """
         self._open.trained.backward(loss, gradient, retain_graph, create_graph)
 

@@ -101,7 +101,7 @@ class DistributedContext:
         Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
 
         Args:
-            chief_ip: As for ``from_torch_distributed``.
+            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
         """
         numbers = _numbers_in_environment("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
         return cls(**numbers, chief_ip=_chief_ip(chief_ip))
@@ -112,7 +112,7 @@ class DistributedContext:
 
         Args:
             hvd: The module ``horovod.torch``, initialised.
-            chief_ip: As for ``from_torch_distributed``.
+            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
         """
         return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 

@@ -115,7 +115,7 @@ class TrainingLoop:
                 return due
             if self._trained.leave_agreed:  # only at the end of a group
                 return Due()
-        raise AssertionError("training data repeat for ever")
+        raise AssertionError("training data repeat forever")
 
     def _train_batch(self, batch: Any, weight: float | None, *, is_last: bool) -> None:
         """Train on a batch, or a piece of it, with the events of the epoch that it begins or ends."""

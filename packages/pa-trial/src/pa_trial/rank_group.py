@@ -26,7 +26,7 @@ _VALUE, _ERROR = b"v", b"e"
 
 
 class RankGroup:
-    """Exchanges picklable values between ranks, all of which make the same calls; all of them have to make the group.
+    """Exchanges picklable values between ranks, which all have to make the group and the same calls.
 
     Args:
         store: A store that all ranks can reach. It is not needed any more once the group is made.

@@ -319,7 +319,7 @@ class TrainedParts:
         Args:
             loss: The tensor to differentiate. With ``use_amp`` it is scaled here; the trial scales it before if it has
                 its own scaler.
-            gradient: As for ``torch.Tensor.backward``: for a loss that is not a single number.
+            gradient: The gradient of the loss, for a loss that is not a single number.
             retain_graph: Whether another backward pass goes through the graph.
             create_graph: Whether gradients of the gradients are to be computed; retains the graph.
 
