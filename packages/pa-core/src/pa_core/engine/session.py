@@ -385,7 +385,7 @@ class Session(RunState):
         return self._rehearsed(batches)
 
     def _rehearsed(self, batches: Iterator[tuple[BatchPlace, Any]]) -> Iterator[tuple[BatchPlace, Any]]:
-        """Compute the first micro-batch of a reproducible run several times; earlier ones must not influence it."""
+        """Compute the first micro-batch of a reproducible run several times; it must not depend on others."""
         if self.setup.hooks.rehearsed is None or self._is_rehearsed:
             return batches
         started: list[tuple[BatchPlace, Any]] = []
