@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
-from tests.launching import run_command
+from tests.launching import Launch
 
 SCRIPT = """
-import os, sys
+import os
 import lightning
 import torch
 from torch.utils.data import TensorDataset
@@ -43,20 +42,20 @@ class Module(lightning.LightningModule):
         return KeyedDataLoader(dataset, 4, shuffle=True, seed=3, num_workers=2, **processes)
 
 
-class EndAtStep(lightning.Callback):
+class SaveAtStep(lightning.Callback):
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == int(sys.argv[1]):
+        if trainer.global_step == 4:
             trainer.save_checkpoint("middle.ckpt")
-            trainer.strategy.barrier()
-            os._exit(0)
 
 
 if __name__ == "__main__":
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", use_distributed_sampler=False, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[EndAtStep()],
-    )
-    trainer.fit(Module(), ckpt_path=None if len(sys.argv) < 3 else sys.argv[2])
+    options = {
+        "max_epochs": 2, "accelerator": "cpu", "devices": 2, "strategy": "ddp_fork", "use_distributed_sampler": False,
+        "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+    }
+    lightning.Trainer(max_steps=4, callbacks=[SaveAtStep()], **options).fit(Module())
+    os.write(1, b"resumed\\n")
+    lightning.Trainer(**options).fit(Module(), ckpt_path="middle.ckpt")
 """
 
 
@@ -64,8 +63,10 @@ if __name__ == "__main__":
 @pytest.mark.timeout(400)
 def test_lightning_chooses_the_epochs_and_resumes_in_the_middle_of_one(tmp_path: Path) -> None:
     """On two processes with workers, each epoch has its own order, and its checkpoint continues at the next batch."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    before, after = _batches(tmp_path, "4"), _batches(tmp_path, "-1", "middle.ckpt")
+    env = {name: None for name in os.environ if name.startswith("COV")}
+    ended = Launch(tmp_path)(SCRIPT, env=env, timeout=300, fresh=True)
+    assert ended.status == 0
+    before, after = (_batches(part) for part in ended.output.split("resumed\n"))
     assert (len(before), len(after)) == (8, 4)
     dataset = TensorDataset(torch.arange(22))
     for rank in range(2):
@@ -76,9 +77,6 @@ def test_lightning_chooses_the_epochs_and_resumes_in_the_middle_of_one(tmp_path:
             assert seen == [tuple(batch[0].tolist()) for batch in loader]
 
 
-def _batches(folder: Path, *arguments: str) -> list[tuple[int, int, tuple[int, ...]]]:
-    env = {name: None for name in os.environ if name.startswith("COV")}
-    ended = run_command([sys.executable, "script.py", *arguments], folder=folder, env=env, timeout=150)
-    assert ended.status == 0
-    found = re.findall(r"rank (\d) epoch (\d): \[([^\]]*)\]", ended.output)
+def _batches(output: str) -> list[tuple[int, int, tuple[int, ...]]]:
+    found = re.findall(r"rank (\d) epoch (\d): \[([^\]]*)\]", output)
     return [(int(rank), int(epoch), tuple(map(int, samples.split(", ")))) for rank, epoch, samples in found]
