@@ -204,7 +204,7 @@ def test_closing_ends_workers_that_are_still_loading() -> None:
 
 SCRIPT = """
 import os, signal
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, _utils
 from pa_trial import DataLoader
 from pa_trial.trial_data import TrialData
 
@@ -215,6 +215,7 @@ class Samples(Dataset):
         return os.getpid()
 
 if __name__ == "__main__":
+    _utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds after which a worker looks for its parent
     loaders = DataLoader(Samples(), 4, num_workers=2), DataLoader(Samples(), 4, num_workers=2, sampler=list(range(100)))
     data = TrialData(*loaders, checks=True, rank=0, num_processes=1, seed=1, skip=0)
     for batches in (data.training_batches(), data.validation_batches()):
