@@ -98,10 +98,9 @@ WHOLE = [
 @pytest.mark.parametrize(
     ("configuration", "number"),
     [
-        *((one, 2) for one in SAMPLE),
-        *((one, 1) for one in SHARDED_SAMPLE),
-        *((one, 1) for one in OWN_LOOPS_SAMPLE),
-        *((one, 2) for one in TRIALS_SAMPLE),
+        *zip(SAMPLE, (2, 1, 1), strict=True),
+        *((one, 1) for one in (*SHARDED_SAMPLE, *OWN_LOOPS_SAMPLE)),
+        *zip(TRIALS_SAMPLE, (2, 1), strict=True),
     ],
     ids=str,
 )
