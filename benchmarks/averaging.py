@@ -12,15 +12,17 @@ is so small that it stays in the caches, the floor is no longer memory but the o
 from __future__ import annotations
 
 import copy
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
-from benchmarks.processes import publish
+from benchmarks.models import ResNet
+from benchmarks.processes import in_turn, publish
+from benchmarks.tasks import TASKS
 from pa_callbacks_extra import ModelEma
 
 DECAY = 0.99
@@ -28,34 +30,10 @@ SECONDS = 2.0  # for each comparison
 MAX_ROUNDS = 1000
 
 
-def digits_net() -> nn.Module:
-    """Three layers over 64 pixels, with 17 thousand parameters."""
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def resnet(blocks: list[int], *, bottleneck: bool) -> nn.Module:
-    """All layers with parameters of a residual network for ImageNet, one behind the other."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, bias=False), nn.BatchNorm2d(64)]
-    channels = 64
-    for stage, number in enumerate(blocks):
-        width = 64 * 2**stage
-        outputs = 4 * width if bottleneck else width
-        for block in range(number):
-            sizes = [(1, width), (3, width), (1, outputs)] if bottleneck else [(3, width), (3, outputs)]
-            inputs = channels
-            for kernel, size in sizes:
-                layers += [nn.Conv2d(inputs, size, kernel, bias=False), nn.BatchNorm2d(size)]
-                inputs = size
-            if block == 0 and channels != outputs:
-                layers += [nn.Conv2d(channels, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
-            channels = outputs
-    return nn.Sequential(*layers, nn.Linear(channels, 1000))
-
-
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "digits net": digits_net,
-    "ResNet-18": lambda: resnet([2, 2, 2, 2], bottleneck=False),
-    "ResNet-50": lambda: resnet([3, 4, 6, 3], bottleneck=True),
+    "digits net": lambda: TASKS["digits"]().model,
+    "ResNet-18": lambda: ResNet((2, 2, 2, 2), bottleneck=False),
+    "ResNet-50": lambda: ResNet((3, 4, 6, 3), bottleneck=True),
 }
 
 
@@ -97,27 +75,15 @@ def main(network: str) -> None:
     torch.set_num_threads(1)
     model = NETWORKS[network]()
     ema = ModelEma(model, DECAY)
-    compared = {
-        "flat_lerp": (lambda: ema.update(model), flat_lerp(model)),
-        "fused_lerp": (lambda: ema.update(model), fused_lerp(model)),
-        "state_dict_loop": (lambda: ema.update(model), loop_over_state_dict(model)),
-    }
+    others = {"flat_lerp": flat_lerp, "fused_lerp": fused_lerp, "state_dict_loop": loop_over_state_dict}
     figures: dict[str, float] = {}
-    for name, (update, other) in compared.items():
-        of_update, of_other = in_turn(update, other)
-        figures[name] = of_other
-        figures.setdefault("model_ema", of_update)
+    for name, make in others.items():
+        update, other = partial(microseconds, lambda: ema.update(model)), partial(microseconds, make(model))
+        rounds = max(10, min(MAX_ROUNDS, int(SECONDS * 1e6 / (update() + other()))))
+        found = in_turn({"model_ema": update, name: other}, rounds, warmup=rounds // 10)
+        figures[name] = found[name]
+        figures.setdefault("model_ema", found["model_ema"])
     publish(**figures)
-
-
-def in_turn(update: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Return the median times of both."""
-    rounds: list[tuple[float, float]] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end and len(rounds) < MAX_ROUNDS:
-        rounds.append((microseconds(update), microseconds(other)))
-    updates, others = zip(*rounds[len(rounds) // 10 :], strict=True)  # the first ones warm up
-    return statistics.median(updates), statistics.median(others)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
-from benchmarks.in_turn import is_first_process, side_by_side, turns
-from benchmarks.measures import loop_named, steps_of_epoch
+from benchmarks.measures import loop_named, side_by_side, turns
+from benchmarks.processes import is_first_process
 from benchmarks.tasks import TASKS, Task
+from benchmarks.window import steps_of_epoch
 
 __all__ = ["Calls", "calls_of_edge", "calls_of_step"]
 

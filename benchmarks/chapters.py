@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from benchmarks.in_turn import is_first_process, side_by_side, turns
-from benchmarks.measures import loop_named
+from benchmarks.measures import loop_named, side_by_side, turns
+from benchmarks.processes import is_first_process
 from benchmarks.tasks import TASKS, Task
 
 __all__ = ["time_chapters"]

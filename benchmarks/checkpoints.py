@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import pa_checkpoint as ckpt
-from benchmarks.processes import publish
+from benchmarks.processes import is_first_process, publish
 
 DISK = "/var/tmp"  # on a disk, also where the folder for temporary files is in memory
 BLOCKS, VOCABULARY = 12, 47  # the vocabulary in multiples of the width
@@ -192,17 +192,13 @@ def _meet() -> None:
 @contextlib.contextmanager
 def folder_of_all() -> Generator[Path]:
     """A folder that all processes write to, and that is removed."""
-    made = [tempfile.mkdtemp(dir=DISK) if _is_first() else ""]
+    made = [tempfile.mkdtemp(dir=DISK) if is_first_process() else ""]
     if dist.is_initialized():
         dist.broadcast_object_list(made)
     yield Path(made[0])
     _meet()
-    if _is_first():
+    if is_first_process():
         shutil.rmtree(made[0])
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def main(figure: str, megabytes: str, rounds: str = "5") -> None:
@@ -221,10 +217,10 @@ def main(figure: str, megabytes: str, rounds: str = "5") -> None:
                 _change(state, everything=kind != "unchanged")
                 times[name].append(FIGURES[kind](variants[name], parent / name / str(number), state))
                 _meet()
-                if _is_first():
+                if is_first_process():
                     shutil.rmtree(parent / name / str(number - 1), ignore_errors=True)
                     os.sync()  # so that nobody pays for what another one has left to be written or removed
-    if _is_first():
+    if is_first_process():
         publish(**{name: statistics.median(taken[2:]) * 1e3 for name, taken in times.items()})
     if dist.is_initialized():
         dist.destroy_process_group()

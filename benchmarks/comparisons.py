@@ -1,26 +1,24 @@
-"""What is compared with what, and what we promise: the rows of the table."""
+"""What is compared with what, and what we promise: the rows of the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib.util import find_spec
+from typing import Literal, TypeAlias
 
-__all__ = ["COMPARISONS", "Comparison"]
+__all__ = ["COMPARISONS", "Comparison", "Device"]
+
+Device: TypeAlias = Literal["cpu", "cuda"]
 
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 LOOPS_IN_MEMORY = ("by_hand", "by_hand_tuned", "by_accelerate", "ours_bare", "ours")
-TUNED_AND_OURS = ("by_hand_tuned", "ours_bare", "ours")
-OWN_LOOP = ("by_hand", "by_hand_tuned", "own_loop")
-TWO_OPTIMIZERS = ("gan_by_hand", "gan_own_loop")
-TOKEN_BUDGET = ("budget_by_hand", "budget_ours")
-TRIAL = ("by_hand", "by_hand_tuned", "trial")
-TRIAL_ON_TWO_PROCESSES = ("by_hand", "trial")
-SHARDED = ("sharded_by_hand", "sharded_ours")
-WEIGHTED = ("ours_bare", "ours_weighted")
-BY_ORDER = ("shuffled", "class_balanced", "mixture", "weighted")
 REPRODUCIBLE = ("by_hand", "ours_reproducible")
-GAN_TRIAL = ("gan_by_hand", "gan_trial")
+SHARDED = ("sharded_by_hand", "sharded_ours")
+BY_ORDER = ("shuffled", "class_balanced", "mixture", "weighted")
+CHECKPOINTS = (("200 MB", "200 7"), ("2 GB", "2000 2"))
+WORKERS = ((0, "no workers"), (2, "two workers"))
+FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,18 @@ class Comparison:
 
     Attributes:
         name: What the table calls it.
-        command: The module that measures, as a process of its own, and its arguments before the name of the variant.
+        command: The module that measures, as a process of its own, and its arguments.
         variants: What is compared, in the order in which they take turns; the first one is the reference.
         unit: Of the figures.
         limit: What we promise of the last variant, compared with the reference.
         compared_by: Whether figures are divided by that of the reference, or it is subtracted.
-        ranks: Processes that train together.
-        in_one_process: Whether a process measures all variants in turn, instead of one.
+        figure: Which one it is, if the command measures several.
+        ranks: Processes that torchrun starts, which train together; None for a single process without torchrun.
+        separately: Whether each variant has a process of its own, whose last argument is its name.
         with_peers: Whether other trainers can be measured too.
         rounds: How often at most, where once takes minutes.
+        device: What computes.
+        seconds: When the processes of a round are killed.
         env: Environment variables of the processes, for all variants.
     """
 
@@ -47,245 +48,181 @@ class Comparison:
     unit: str = "us"
     limit: float | None = None
     compared_by: Literal["ratio", "difference"] = "ratio"
-    ranks: int = 1
-    in_one_process: bool = False
+    figure: str = ""
+    ranks: int | None = None
+    separately: bool = False
     with_peers: bool = False
     rounds: int | None = None
+    device: Device = "cpu"
+    seconds: float = 3600.0
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def _of_loops(name: str, command: str, limit: float, variants: tuple[str, ...] = LOOPS) -> Comparison:
-    return Comparison(name, f"measures {command}", variants, limit=limit, with_peers=True)
-
-
-def _of_trials(
-    name: str, task: str, variants: tuple[str, ...], ranks: int = 1, *, clock: str = "clock", limit: float = 1.10
+def _of_loops(
+    name: str, measure: str, task: str, limit: float, variants: tuple[str, ...] = LOOPS, *, with_peers: bool = True
 ) -> Comparison:
     return Comparison(
         name,
-        f"in_turn {clock} {task} {' '.join(variants)}",
+        f"measures {measure} {task}",
         variants,
         limit=limit,
-        ranks=ranks,
-        in_one_process=True,
-        rounds=None if ranks == 1 else 3,
+        figure=measure,
+        separately=True,
+        with_peers=with_peers,
     )
 
 
-def _of_reproducible_steps(task: str, ranks: int, limit: float) -> Comparison:
-    return Comparison(
-        f"an update of a reproducible run, {task}, {'one process' if ranks == 1 else 'two processes'}",
-        f"in_turn updates {task} {' '.join(REPRODUCIBLE)}",
-        REPRODUCIBLE,
-        limit=limit,
-        ranks=ranks,
-        in_one_process=True,
-        rounds=3,
-    )
-
-
-def _of_sharded_steps(name: str, clock: str, limit: float | None, rounds: int) -> Comparison:
+def _in_turn(
+    name: str,
+    task: str,
+    variants: tuple[str, ...],
+    limit: float | None,
+    *,
+    measure: str = "step",
+    ranks: int | None = None,
+    rounds: int | None = None,
+) -> Comparison:
     return Comparison(
         name,
-        f"in_turn {clock} sharded_text {' '.join(SHARDED)}",
-        SHARDED,
+        f"measures {measure} {task} {' '.join(variants)}",
+        variants,
         limit=limit,
-        ranks=2,
-        in_one_process=True,
-        rounds=rounds,
+        figure=measure,
+        ranks=ranks,
+        rounds=rounds or (3 if ranks else None),
+    )
+
+
+def _of_peaks(name: str, task: str, variants: tuple[str, ...], ranks: int | None = None) -> Comparison:
+    return Comparison(
+        name,
+        f"measures memory {task}",
+        variants,
+        "MiB",
+        limit=10,
+        compared_by="difference",
+        figure="memory",
+        ranks=ranks,
+        separately=True,
+        rounds=2 if ranks else None,
+        # Without a fixed threshold, glibc raises it to the largest block that was freed, and keeps what is below.
+        env={"MALLOC_MMAP_THRESHOLD_": "65536"} if ranks else {},
     )
 
 
 def _of_averages(network: str) -> Comparison:
-    return Comparison(
-        f"an update of the average of a {network}",
-        f"averaging {network}",
-        ("flat_lerp", "fused_lerp", "state_dict_loop", "model_ema"),
-        limit=1.15,
-        in_one_process=True,
-    )
+    variants = ("flat_lerp", "fused_lerp", "state_dict_loop", "model_ema")
+    return Comparison(f"an update of the average of a {network}", f"averaging {network}", variants, limit=1.15)
 
 
-def _of_fetching(name: str, what: str, limit: float) -> Comparison:
-    return Comparison(
-        name,
-        f"fetching {what}",
-        ("plain", "keyed"),
-        limit=limit,
-        compared_by="difference",
-        in_one_process=True,
-    )
+def _of_fetching(name: str, figure: str, limit: float) -> Comparison:
+    return Comparison(name, "fetching", ("plain", "keyed"), limit=limit, compared_by="difference", figure=figure)
 
 
 def _of_starts(name: str, reference: str, variant: str, limit: float) -> Comparison:
-    return Comparison(name, "starts", (reference, variant), "ms", limit, compared_by="difference")
+    variants = (reference, variant)
+    return Comparison(name, "starts", variants, "ms", limit, compared_by="difference", separately=True)
 
 
 def _of_scale(
     name: str, what: str, variants: tuple[str, str], limit: float, unit: str = "us", rounds: int | None = None
 ) -> Comparison:
-    return Comparison(name, f"scale {what}", variants, unit, limit, in_one_process=True, rounds=rounds)
+    return Comparison(name, f"scale {what}", variants, unit, limit, rounds=rounds)
 
 
 def _of_orders(name: str, what: str) -> Comparison:
-    return Comparison(name, f"scale {what}", BY_ORDER, "ms", 10, compared_by="difference", in_one_process=True)
+    return Comparison(name, f"scale {what}", BY_ORDER, "ms", 10, compared_by="difference")
 
 
-def _of_checkpoints(name: str, figure: str, ranks: int = 1) -> Comparison:
-    where = ", two processes" if ranks > 1 else ""
+def _of_saving(name: str, figure: str, variants: tuple[str, str], unit: str, limit: float | None) -> Comparison:
+    return Comparison(name, "saving frozen 200", variants, unit, limit, figure=figure)
+
+
+def _of_checkpoints(name: str, figure: str, ranks: int | None = None) -> Comparison:
     return Comparison(
-        f"a checkpoint, {name}{where}",
+        f"a checkpoint, {name}{', two processes' if ranks else ''}",
         f"checkpoints {figure}",
         ("dcp", "ours"),
         "ms",
         limit=1.00,
         ranks=ranks,
-        in_one_process=True,
         rounds=1,
     )
 
 
-def _of_loaders(
-    name: str, what: str, unit: str, variants: tuple[str, ...], *, in_one_process: bool = True
-) -> Comparison:
+def _of_loaders(name: str, what: str, unit: str, variants: tuple[str, ...], *, separately: bool = False) -> Comparison:
     return Comparison(
-        f"a loader, {name}",
-        f"resuming_loaders {what}",
-        variants,
-        unit,
-        limit=1.00,
-        in_one_process=in_one_process,
-        rounds=3,
+        f"a loader, {name}", f"resuming_loaders {what}", variants, unit, 1.00, separately=separately, rounds=3
     )
 
 
-CHECKPOINTS = (("200 MB", "200 7"), ("2 GB", "2000 2"))
-WORKERS = ((0, "no workers"), (2, "two workers"))
-FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
-
-COMPARISONS = (
-    _of_loops("a step, data in memory", "step digits", 1.00, LOOPS_IN_MEMORY),
-    Comparison(
-        "a step, over the tuned loop",
-        f"in_turn clock digits {' '.join(TUNED_AND_OURS)}",
-        TUNED_AND_OURS,
-        limit=1.15,
-        in_one_process=True,
-    ),
-    Comparison(
-        "a step, samples drawn by weights",
-        f"in_turn processor digits {' '.join(WEIGHTED)}",
-        WEIGHTED,
-        limit=1.02,
-        in_one_process=True,
-    ),
-    _of_loops("a step, augmented images, no workers", "step images", 1.06),
-    _of_loops("a step, augmented images, two workers", "step images_in_workers", 1.06),
-    _of_loops("a step, transformer, four batches in an update", "step text", 1.00),
-    Comparison(
-        "a step, two processes",
-        f"in_turn clock digits {' '.join(LOOPS)}",
-        limit=1.02,
-        ranks=2,
-        in_one_process=True,
-        rounds=3,
-    ),
-    Comparison(
-        "a step, two processes, an epoch of 1,000 steps",
-        f"in_turn clock long_epoch {' '.join(LOOPS)}",
-        limit=1.05,
-        ranks=2,
-        in_one_process=True,
-        rounds=3,
-    ),
-    Comparison(
-        "a step, a loop of your own",
-        f"in_turn clock digits {' '.join(OWN_LOOP)}",
-        OWN_LOOP,
-        limit=1.05,
-        in_one_process=True,
-    ),
-    Comparison(
-        "a step, batches by a budget of tokens",
-        f"in_turn clock sentences {' '.join(TOKEN_BUDGET)}",
-        TOKEN_BUDGET,
-        limit=1.05,
-        in_one_process=True,
-    ),
-    Comparison(
-        "a step, two optimizers",
-        f"in_turn clock gan {' '.join(TWO_OPTIMIZERS)}",
-        TWO_OPTIMIZERS,
-        limit=1.05,
-        in_one_process=True,
-    ),
-    Comparison(
-        "a step, two optimizers, two processes",
-        f"in_turn clock gan {' '.join(TWO_OPTIMIZERS)}",
-        TWO_OPTIMIZERS,
-        limit=1.05,
-        ranks=2,
-        in_one_process=True,
-        rounds=3,
-    ),
-    _of_sharded_steps("a sharded step, two processes", "clock", 1.05, rounds=2),
-    _of_sharded_steps("processor time of a sharded step, two processes", "processor", None, rounds=1),
-    Comparison(
-        "peak memory of a process, sharded over two",
-        "peak sharded_wide_text",
+ON_THE_CPU = (
+    _of_loops("a step, data in memory", "step", "digits", 1.00, LOOPS_IN_MEMORY),
+    _in_turn("a step, over the tuned loop", "digits", ("by_hand_tuned", "ours_bare", "ours"), 1.15),
+    _in_turn("a step, samples drawn by weights", "digits", ("ours_bare", "ours_weighted"), 1.02, measure="processor"),
+    _of_loops("a step, augmented images, no workers", "step", "images", 1.06),
+    _of_loops("a step, augmented images, two workers", "step", "images_in_workers", 1.06),
+    _of_loops("a step, transformer, four batches in an update", "step", "text", 1.00),
+    _in_turn("a step, two processes", "digits", LOOPS, 1.02, ranks=2),
+    _in_turn("a step, two processes, an epoch of 1,000 steps", "long_epoch", LOOPS, 1.05, ranks=2),
+    _in_turn("a step, a loop of your own", "digits", ("by_hand", "by_hand_tuned", "own_loop"), 1.05),
+    _in_turn("a step, batches by a budget of tokens", "sentences", ("budget_by_hand", "budget_ours"), 1.05),
+    _in_turn("a step, two optimizers", "gan", ("gan_by_hand", "gan_own_loop"), 1.05),
+    _in_turn("a step, two optimizers, two processes", "gan", ("gan_by_hand", "gan_own_loop"), 1.05, ranks=2),
+    _in_turn("a sharded step, two processes", "sharded_text", SHARDED, 1.05, ranks=2, rounds=2),
+    _in_turn(
+        "processor time of a sharded step, two processes",
+        "sharded_text",
         SHARDED,
-        "MiB",
-        limit=10,
-        compared_by="difference",
+        None,
+        measure="processor",
         ranks=2,
-        rounds=2,
-        # Without a fixed threshold, glibc raises it to the largest block that was freed, and keeps what is below.
-        env={"MALLOC_MMAP_THRESHOLD_": "65536"},
+        rounds=1,
     ),
-    _of_trials("a step of a trial", "digits", TRIAL),
-    _of_trials("a step of a trial, two processes", "digits", TRIAL_ON_TWO_PROCESSES, ranks=2),
-    _of_trials(
+    _of_peaks("peak memory of a process, sharded over two", "sharded_wide_text", SHARDED, ranks=2),
+    _in_turn("a step of a trial", "digits", ("by_hand", "by_hand_tuned", "trial"), 1.10),
+    _in_turn("a step of a trial, two processes", "digits", ("by_hand", "trial"), 1.10, ranks=2),
+    _in_turn(
         "an update of a trial, augmented images, two processes",
         "images",
-        TRIAL_ON_TWO_PROCESSES,
+        ("by_hand", "trial"),
+        1.05,
+        measure="update",
         ranks=2,
-        clock="updates",
-        limit=1.05,
     ),
-    _of_trials("a step of a trial with two optimizers", "gan", GAN_TRIAL),
-    _of_trials("a step of a trial with two optimizers, two processes", "gan", GAN_TRIAL, ranks=2),
+    _in_turn("a step of a trial with two optimizers", "gan", ("gan_by_hand", "gan_trial"), 1.10),
+    _in_turn(
+        "a step of a trial with two optimizers, two processes", "gan", ("gan_by_hand", "gan_trial"), 1.10, ranks=2
+    ),
     *(
-        _of_reproducible_steps(task, ranks, limit)
-        for ranks, limit in ((1, 1.02), (2, 1.10))
+        _in_turn(
+            f"an update of a reproducible run, {task}, {'two processes' if ranks else 'one process'}",
+            task,
+            REPRODUCIBLE,
+            limit,
+            measure="update",
+            ranks=ranks,
+            rounds=3,
+        )
+        for ranks, limit in ((None, 1.02), (2, 1.10))
         for task in ("digits", "wide", "images")
     ),
-    _of_loops("the edge of an epoch", "edge digits", 1.5),
-    Comparison("a step of an evaluation", "measures evaluation digits", LOOPS_IN_MEMORY, limit=1.00),
-    Comparison("peak memory", "measures memory digits", unit="MiB", limit=10, compared_by="difference"),
+    _of_loops("the edge of an epoch", "edge", "digits", 1.5),
+    _of_loops("a step of an evaluation", "evaluation", "digits", 1.00, LOOPS_IN_MEMORY, with_peers=False),
+    _of_peaks("peak memory", "digits", LOOPS),
     _of_fetching("a sample that is fetched", "a_sample", 9),
     _of_fetching("a batch that is fetched, beside its samples", "a_batch", 90),
     _of_starts("importing, after torch", "nothing", "pa_core", 60),
     _of_starts("the first trainer, after importing pa_core", "accelerate", "trainer", 20),
     _of_averages("ResNet-18"),
     _of_averages("ResNet-50"),
-    Comparison(
-        "training waits for a state of 200 MB",
-        "saving waits 200",
-        ("at_once", "in_the_background"),
-        "ms",
-        0.25,
-        in_one_process=True,
-    ),
-    Comparison(
-        "a step while it is written, p50", "saving p50 200", ("undisturbed", "while_writing"), in_one_process=True
-    ),
-    Comparison(
-        "a step while it is written, p99", "saving p99 200", ("undisturbed", "while_writing"), in_one_process=True
-    ),
+    _of_saving("training waits for a state of 200 MB", "waits", ("at_once", "in_the_background"), "ms", 0.25),
+    _of_saving("a step while it is written, p50", "p50", ("undisturbed", "while_writing"), "us", None),
+    _of_saving("a step while it is written, p99", "p99", ("undisturbed", "while_writing"), "us", None),
     *(
         _of_checkpoints(f"{what} {name}", f"{figure} {size}", ranks)
         for name, size in CHECKPOINTS
-        for ranks in (1, 2)
+        for ranks in (None, 2)
         for what, figure in (
             ("saving", "save"),
             ("training waits for saving in the background", "held"),
@@ -329,7 +266,7 @@ COMPARISONS = (
         "memory 1000000 2",
         "MiB",
         ("torchdata", "torch", "ours"),
-        in_one_process=False,
+        separately=True,
     ),
     _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05, rounds=1),
     _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
@@ -341,3 +278,110 @@ COMPARISONS = (
     _of_scale("resuming at the end of an epoch, samples", "resume", ("ten_thousand", "a_million"), 10, "ms"),
     _of_scale("peak memory, samples", "memory", FEW_AND_MANY, 1.05, "MiB"),
 )
+
+LIGHTNING = ("lightning",) if find_spec("lightning") else ()
+LOOPS_ON_CUDA = ("by_hand", "by_accelerate", *LIGHTNING, "own_loop", "ours_bare", "ours")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+MEASURES_ON_CUDA = (
+    ("update", "an update", "us"),
+    ("device_memory", "peak memory of the device", "MiB"),
+    ("waits", "waits for the device in an update, by the profiler", ""),
+    ("warned_waits", "waits for the device in an update, by set_sync_debug_mode", ""),
+    ("copies", "copies in an update", ""),
+    ("kernels", "kernels in an update", ""),
+)
+TASKS_ON_CUDA = (
+    ("digits_on_device", "digits in bf16", ("by_hand", "by_hand_tuned", *LOOPS_ON_CUDA[1:]), 60),
+    ("transformer", "a transformer of the size of GPT-2 small in bf16", LOOPS_ON_CUDA, 100),
+    ("resnet", "ResNet-50 in bf16", LOOPS_ON_CUDA, 100),
+)
+
+
+def _on_cuda(
+    name: str,
+    command: str,
+    variants: tuple[str, ...],
+    unit: str,
+    seconds: float,
+    *,
+    figure: str = "",
+    ranks: int | None = None,
+    separately: bool = False,
+) -> Comparison:
+    return Comparison(
+        name,
+        command,
+        variants,
+        unit,
+        figure=figure,
+        ranks=ranks,
+        separately=separately,
+        compared_by="ratio" if unit else "difference",
+        rounds=1,
+        device="cuda",
+        seconds=seconds,
+    )
+
+
+def _of_task(task: str, name: str, loops: tuple[str, ...], seconds: float) -> list[Comparison]:
+    command = f"measures {','.join(measure for measure, *_ in MEASURES_ON_CUDA)} {task} {' '.join(loops)}"
+    return [
+        _on_cuda(f"{what}, {name}", command, loops, unit, seconds, figure=measure)
+        for measure, what, unit in MEASURES_ON_CUDA
+    ]
+
+
+ON_CUDA = (
+    *(comparison for task in TASKS_ON_CUDA for comparison in _of_task(*task)),
+    _on_cuda(
+        "an update, a transformer sharded on one device",
+        "measures update sharded_transformer by_hand ours_bare",
+        ("by_hand", "ours_bare"),
+        "us",
+        60,
+        figure="update",
+        ranks=1,
+    ),
+    *(
+        _on_cuda(f"{what}, by the trainer", "precision", PRECISIONS, unit, 30, figure=figure, separately=True)
+        for figure, what, unit in (
+            ("update_transformer", "an update of the transformer", "us"),
+            ("device_memory_transformer", "peak memory of the device, the transformer", "MiB"),
+            ("update_resnet", "an update of ResNet-50", "us"),
+            ("device_memory_resnet", "peak memory of the device, ResNet-50", "MiB"),
+        )
+    ),
+    _on_cuda(
+        "training waits for a state of the transformer",
+        "saving transformer",
+        ("at_once", "in_the_background", "the_first_in_the_background"),
+        "ms",
+        80,
+        figure="waits",
+    ),
+    _on_cuda(
+        "an update while it is written, p50",
+        "saving transformer",
+        ("undisturbed", "while_writing"),
+        "us",
+        80,
+        figure="p50",
+    ),
+    _on_cuda(
+        "a batch that is copied, and four matrix products",
+        "on_device copies",
+        ("in_turn", "there_already", "ahead"),
+        "ms",
+        30,
+    ),
+    _on_cuda(
+        "memory of the device for an export, sharded on one device",
+        "on_device export",
+        ("the_largest_tensor", "the_export"),
+        "MiB",
+        30,
+        ranks=1,
+    ),
+)
+
+COMPARISONS = (*ON_THE_CPU, *ON_CUDA)

@@ -1,22 +1,21 @@
 """What keyed draws cost: microseconds of fetching in this process, of a sample and of a batch, without keys and with.
 
-Runs as ``python -m benchmarks.fetching WHAT``. A batch costs so much for each of its samples, which is what a
+Runs as ``python -m benchmarks.fetching``. A batch costs so much for each of its samples, which is what a
 worker pays, and something once, for putting the streams of the main process back: the two are told apart by batches
 of two sizes.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from benchmarks.processes import publish
+from benchmarks.processes import in_turn, publish
 from pa_core.data import KeyedDataLoader
 
 SAMPLES, SMALL, LARGE, ROUNDS = 2048, 8, 64, 15
@@ -43,25 +42,20 @@ def microseconds_of_batch(loader: KeyedDataLoader[Tensor]) -> float:
     return (time.perf_counter() - start) / batches * 1e6
 
 
-def main(what: str) -> None:
+def main() -> None:
     """Publish the cost without keys and with them."""
     torch.set_num_threads(1)
     loaders = {
-        (name, size): KeyedDataLoader(Ready(), size, keyed_augmentation=keyed)
+        f"{name} {size}": KeyedDataLoader(Ready(), size, keyed_augmentation=keyed)
         for name, keyed in {"plain": False, "keyed": True}.items()
         for size in (SMALL, LARGE)
     }
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in loaders}
-    for _ in range(ROUNDS):
-        for key, loader in loaders.items():
-            times[key].append(microseconds_of_batch(loader))
-    figures: dict[str, float] = {}
-    for name in ("plain", "keyed"):
-        small, large = (statistics.median(times[name, size]) for size in (SMALL, LARGE))
-        of_sample = (large - small) / (LARGE - SMALL)
-        figures[name] = of_sample if what == "a_sample" else small - SMALL * of_sample
-    publish(**figures)
+    times = in_turn({name: partial(microseconds_of_batch, loader) for name, loader in loaders.items()}, ROUNDS)
+    names = ("plain", "keyed")
+    of_sample = {name: (times[f"{name} {LARGE}"] - times[f"{name} {SMALL}"]) / (LARGE - SMALL) for name in names}
+    publish("a_sample", **of_sample)
+    publish("a_batch", **{name: times[f"{name} {SMALL}"] - SMALL * of_sample[name] for name in names})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,6 +1,8 @@
-"""What is measured, in a process that does nothing else: each function returns one figure.
+"""What loops are measured by: each function returns one figure.
 
-Runs as ``python -m benchmarks.measures MEASURE TASK LOOP``.
+Runs as ``python -m benchmarks.measures MEASURE[,MEASURE] TASK LOOP ...``, and under ``torchrun`` on several processes.
+The loops take turns in the same processes. Collectives of processes that share cores take between one and ten times as
+long from one moment to the next: only runs that follow each other compare.
 """
 
 from __future__ import annotations
@@ -8,23 +10,32 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import math
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sized
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from functools import cache
+from typing import Protocol, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 
-from benchmarks.processes import publish
-from benchmarks.tasks import TASKS, Task
+from benchmarks.processes import Figures, is_first_process, publish
+from benchmarks.tasks import DEVICE, IS_DRY, TASKS, Task
+from benchmarks.window import CountsCalls, CountsWaits, look_at, steps_of_epoch
 
-__all__ = ["MEASURES", "loop_named", "memory", "steps_of_epoch", "time_of_step", "time_of_update"]
+__all__ = ["loop_named", "medians", "side_by_side", "turns"]
 
-REPEATS = 3
+MakeTask: TypeAlias = Callable[[], Task]
+Run: TypeAlias = Callable[[Task, int], None]
+WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaStreamSynchronize")
+FEW = 0.2
 
 
 class Loop(Protocol):
@@ -42,47 +53,34 @@ def loop_named(name: str) -> Loop:
     return cast("Loop", importlib.import_module(f"benchmarks.loops.{name}"))
 
 
-def step(make_task: Callable[[], Task], loop: Loop) -> float:
+def step(make_task: MakeTask, loop: Loop) -> float:
     """Microseconds of a training step: a whole run, its preparation and the edges of its epochs included."""
-    return _median_of_step(make_task, loop.train)
+    return _time_of_step(make_task(), loop.train)
 
 
-def evaluation(make_task: Callable[[], Task], loop: Loop) -> float:
+def processor(make_task: MakeTask, loop: Loop) -> float:
+    """The processor time of it, of all threads of this process."""
+    return _time_of_step(make_task(), loop.train, time.process_time)
+
+
+def evaluation(make_task: MakeTask, loop: Loop) -> float:
     """Microseconds of a step of an evaluation."""
-    return _median_of_step(make_task, loop.evaluate)
+    return _time_of_step(make_task(), loop.evaluate)
 
 
-def _median_of_step(make_task: Callable[[], Task], run: Callable[[Task, int], None]) -> float:
-    run(make_task(), 1)
-    return statistics.median(time_of_step(make_task(), run) for _ in range(REPEATS))
-
-
-def time_of_step(task: Task, run: Callable[[Task, int], None], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Microseconds of a step of one run over the epochs of the task."""
+def _time_of_step(task: Task, run: Run, clock: Callable[[], float] = time.perf_counter) -> float:
     start = clock()
     run(task, task.num_epochs)
     return (clock() - start) / (task.num_epochs * steps_of_epoch(task)) * 1e6
 
 
-def time_of_update(task: Task, run: Callable[[Task, int], None]) -> float:
-    """Microseconds from one update to the next of a run over the epochs of the task, without its start and its end."""
-    updated: list[float] = []
-
-    def update(*_: object) -> None:
-        updated.append(time.perf_counter())
-
-    task.optimizer.register_step_post_hook(update)
-    run(task, task.num_epochs)
-    return (updated[-1] - updated[0]) / (len(updated) - 1) * 1e6
+def update(make_task: MakeTask, loop: Loop) -> float:
+    """Microseconds from one update to the next, without the start of the run and its end."""
+    seen = look_at(make_task, loop.train)
+    return seen.seconds / seen.updates * 1e6
 
 
-def steps_of_epoch(task: Task) -> int:
-    """The number of updates of an epoch where each batch makes one."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    return -(-len(cast("Sized", task.dataset)) // (task.batch_size * processes))
-
-
-def edge(make_task: Callable[[], Task], loop: Loop) -> float:
+def edge(make_task: MakeTask, loop: Loop) -> float:
     """Microseconds from the end of the last update of an epoch to the first call of the model in the next one."""
     loop.train(make_task(), 1)
     task = replace(make_task(), num_epochs=100)
@@ -92,37 +90,133 @@ def edge(make_task: Callable[[], Task], loop: Loop) -> float:
     def begin(*_: object) -> None:
         begun.append(time.perf_counter())
 
-    def update(*_: object) -> None:
+    def end(*_: object) -> None:
         updated.append(time.perf_counter())
 
     task.model.register_forward_pre_hook(begin)
-    task.optimizer.register_step_post_hook(update)
+    task.optimizer.register_step_post_hook(end)
     loop.train(task, task.num_epochs)
     firsts = range(steps_of_epoch(task), len(begun), steps_of_epoch(task))
     return statistics.median(begun[first] - updated[first - 1] for first in firsts) * 1e6
 
 
-def memory(make_task: Callable[[], Task], loop: Loop) -> float:
-    """MiB that the process has taken up at most, after three epochs."""
+def memory(make_task: MakeTask, loop: Loop) -> float:
+    """MiB that a process has taken up at most, after three epochs: the process that has taken up most."""
     loop.train(make_task(), 3)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if dist.is_initialized():
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return peak.item()
 
 
-MEASURES: dict[str, Callable[[Callable[[], Task], Loop], float]] = {
-    "edge": edge,
-    "evaluation": evaluation,
-    "memory": memory,
-    "step": step,
-}
+def device_memory(make_task: MakeTask, loop: Loop) -> float:
+    """MiB that tensors take on the device at most during updates, beyond those of before the run."""
+    return look_at(make_task, loop.train).peak_bytes / 2**20
 
 
-def main(measure: str, task: str, loop: str) -> None:
-    """Measure, with everything that the loop itself prints thrown away."""
+def waits(make_task: MakeTask, loop: Loop) -> float:
+    """Calls in an update that wait for the device."""
+    return sum(number for name, number in _calls_of_update(make_task, loop.train).items() if name in WAITS)
+
+
+def copies(make_task: MakeTask, loop: Loop) -> float:
+    """Copies that begin in an update."""
+    return _calls_of_update(make_task, loop.train).get("cudaMemcpyAsync", 0.0)
+
+
+def kernels(make_task: MakeTask, loop: Loop) -> float:
+    """Kernels that are launched in an update."""
+    launched = sum(number for name, number in _calls_of_update(make_task, loop.train).items() if "LaunchKernel" in name)
+    if DEVICE.type == "cuda" and launched == 0:
+        raise RuntimeError("the profiler saw no call of CUDA, so that neither waits nor copies were counted")
+    return launched
+
+
+@cache
+def _calls_of_update(make_task: MakeTask, train: Run) -> dict[str, float]:
+    """Calls of CUDA, as the difference of few and many updates: what begins and ends the profile does not count."""
+    few, many = CountsCalls(), CountsCalls()
+    updates = -look_at(make_task, train, few, FEW).updates + look_at(make_task, train, many).updates
+    return {name: (number - few.counts[name]) / updates for name, number in many.counts.items()}
+
+
+def warned_waits(make_task: MakeTask, loop: Loop) -> float:
+    """Operations in an update that torch warns of, as they wait for the device."""
+    few, many = CountsWaits(), CountsWaits()
+    updates = -look_at(make_task, loop.train, few, FEW).updates + look_at(make_task, loop.train, many).updates
+    return (many.count - few.count) / updates
+
+
+TIMES = (step, processor, evaluation, update)
+ONCE = (edge, memory, device_memory, waits, warned_waits, copies, kernels)
+MEASURES: dict[str, Callable[[MakeTask, Loop], float]] = {one.__name__: one for one in (*TIMES, *ONCE)}
+
+
+@contextlib.contextmanager
+def side_by_side() -> Generator[None]:
+    """Within the context, loops are measured on one thread and print nothing, together with other processes if any."""
     torch.set_num_threads(1)
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE.type == "cuda" else "gloo")
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+    if dist.is_initialized():
+        dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
+
+
+def turns(loops: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Let each loop have its turn so often, and once before, as round 0, to warm up; all processes at once."""
+    for number in range(rounds + 1):
+        for loop in loops:
+            if dist.is_initialized():
+                dist.barrier()
+            yield number, loop
+
+
+def rounds_of(measure: str, loops: int) -> int:
+    """How often each loop has its turn, after the first one."""
+    if MEASURES[measure] in ONCE:
+        return 0
+    if IS_DRY:
+        return 1
+    return 4 if DEVICE.type == "cuda" else 9 if loops > 1 else 3
+
+
+def figure_of(measure: str, make_task: MakeTask, loop: str) -> float:
+    """Measure; a loop that fails alone does not take the others with it."""
+    try:
+        return MEASURES[measure](make_task, loop_named(loop))
+    except Exception:
+        if dist.is_initialized():
+            raise
+        print(f"{measure} of {loop} failed:\n{traceback.format_exc()}", file=sys.__stderr__)
+        return math.nan
+
+
+def medians(measures: Sequence[str], make_task: MakeTask, loops: Sequence[str]) -> Figures:
+    """Measure the loops in turn."""
+    figures: Figures = {}
     torch.manual_seed(0)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        figure = MEASURES[measure](TASKS[task], loop_named(loop))
-    publish(**{loop: figure})
+    with side_by_side():
+        for measure in measures:
+            taken: dict[str, list[float]] = {loop: [] for loop in loops}
+            for _, loop in turns(loops, rounds_of(measure, len(loops))):
+                taken[loop].append(figure_of(measure, make_task, loop))
+            figures[measure] = {loop: statistics.median(of_loop[1:] or of_loop) for loop, of_loop in taken.items()}
+    return figures
+
+
+def main(measures: str, task: str, *loops: str) -> None:
+    """Publish the medians."""
+    figures = medians(measures.split(","), TASKS[task], loops)
+    if is_first_process():
+        for measure, of_measure in figures.items():
+            publish(measure, **of_measure)
 
 
 if __name__ == "__main__":

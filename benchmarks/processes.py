@@ -2,53 +2,122 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import signal
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.comparisons import Comparison
 
-__all__ = ["measure", "publish"]
+__all__ = ["ROOT", "Figures", "in_turn", "is_first_process", "measure", "publish"]
 
 ROOT = Path(__file__).parents[1]
-FIGURES = "figures: "
+BEGINNING = "figures of "
+ON_THE_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+Figures = dict[str, dict[str, float]]
+"""Of the variants, by the name of what was measured."""
 
 
-def publish(**figures: float) -> None:
-    """Print the figures of some variants, for the process that asked for them."""
-    print(f"{FIGURES}{json.dumps(figures)}", flush=True)
+def publish(figure: str = "", /, **figures: float) -> None:
+    """Print the figures of some variants, for the process that asked for them.
+
+    Args:
+        figure: What was measured, if it is not all that this process measures.
+        **figures: By the names of the variants.
+    """
+    print(f"{BEGINNING}{json.dumps({figure: figures})}", flush=True)
 
 
-def measure(comparison: Comparison, variant: str | None, python: str = sys.executable) -> dict[str, float]:
-    """Start a process that measures, on one thread, and return what it published.
+def is_first_process() -> bool:
+    """Whether this process is the one that tells the figures."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[str, float]:
+    """Return the median of the figures of each variant; another one begins in each round.
+
+    Args:
+        variants: Each measures once.
+        rounds: How often each has its turn.
+        warmup: How many turns come before them, which do not count.
+    """
+    names = list(variants)
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + warmup):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            figures[name].append(variants[name]())
+    return {name: statistics.median(taken[warmup:]) for name, taken in figures.items()}
+
+
+def measure(
+    comparison: Comparison,
+    variant: str | None = None,
+    python: str = sys.executable,
+    *,
+    is_dry: bool = False,
+    seconds: float = 24 * 3600.0,
+) -> Figures:
+    """Start a process that measures, and return what it published.
 
     Args:
         comparison: What to measure.
         variant: Of which variant; None for all of them in one process.
         python: The interpreter of the environment to measure in.
+        is_dry: Whether the smallest sizes are enough.
+        seconds: When it is killed, at the latest.
 
     Raises:
-        RuntimeError: The process failed.
+        RuntimeError: The process failed, or was killed.
     """
-    module, *arguments = [*comparison.command.split(), *([] if variant is None else [variant])]
+    module, *arguments = [*comparison.command.split(), *filter(None, [variant])]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    launcher = [*launcher, f"--nproc-per-node={comparison.ranks}"] if comparison.ranks > 1 else []
+    launcher = [*launcher, f"--nproc-per-node={comparison.ranks}"] if comparison.ranks else []
     command = [python, *launcher, "-m", f"benchmarks.{module}", *arguments]
-    env = {
-        **os.environ,
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
+    named = " ".join(command[command.index(f"benchmarks.{module}") :])
+    limit = seconds if is_dry else min(seconds, comparison.seconds)
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=_environment(comparison, is_dry=is_dry),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            message = f"{named} was killed after {limit:.0f} s"
+            raise RuntimeError(message) from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # also what it left running
+                os.killpg(process.pid, signal.SIGKILL)
+    published = [json.loads(line.removeprefix(BEGINNING)) for line in output.splitlines() if line.startswith(BEGINNING)]
+    if process.returncode != 0 or not published:
+        message = f"{named} ended with status {process.returncode}:\n{output}\n{errors}"
+        raise RuntimeError(message)
+    figures: Figures = {figure: of_figure for line in published for figure, of_figure in line.items()}
+    if any(math.isnan(one) for of_figure in figures.values() for one in of_figure.values()):
+        print(errors, file=sys.stderr)
+    return figures
+
+
+def _environment(comparison: Comparison, *, is_dry: bool) -> dict[str, str]:
+    """That of this process, without the settings of a launcher, and on the CPU with one thread."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    return {
+        **inherited,
         "PYTHONDONTWRITEBYTECODE": "",  # as everyone's, but for machines that switch it off
         "PYTHONWARNINGS": "ignore",
+        **(ON_THE_CPU if comparison.device == "cpu" else {}),
+        **({"BENCHMARKS_DRY_RUN": "true"} if is_dry else {}),
         **comparison.env,
     }
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    published = [line for line in ended.stdout.splitlines() if line.startswith(FIGURES)]
-    if ended.returncode != 0 or not published:
-        message = f"{' '.join(command)} ended with status {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
-        raise RuntimeError(message)
-    figures: dict[str, float] = json.loads(published[-1].removeprefix(FIGURES))
-    return figures

@@ -20,10 +20,9 @@ import multiprocessing
 import pickle
 import re
 import resource
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]  # has no annotations
 from typing_extensions import override
 
-from benchmarks.processes import publish
+from benchmarks.processes import in_turn, publish
 from pa_data import KeyedDataLoader
 
 BATCH_SIZE, ROUNDS = 32, 7
@@ -119,8 +118,9 @@ def processor_time() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def microseconds_of_sample(loader: Loader, clock: Callable[[], float], samples: int) -> float:
+def microseconds_of_sample(make: Callable[[], Loader], clock: Callable[[], float], samples: int) -> float:
     """Of an epoch."""
+    loader = make()
     start = clock()
     for _ in loader:
         pass
@@ -151,31 +151,27 @@ def _proportional_share(pid: int | None) -> int:
     return int(found[1]) * 1024
 
 
-def in_turn(variants: Iterable[str], measure: Callable[[str], float], rounds: int = ROUNDS) -> dict[str, float]:
-    """Medians of the figures of each variant; another one begins in each round."""
-    names = list(variants)
-    figures: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            figures[name].append(measure(name))
-    return {name: statistics.median(taken) for name, taken in figures.items()}
-
-
 def compare_samples(clock: Callable[[], float], kind: str, samples: int, workers: int) -> dict[str, float]:
     """Microseconds of a sample."""
     dataset = Rows(samples) if kind == "rows" else tensors(samples)
-    return in_turn(VARIANTS, lambda name: microseconds_of_sample(VARIANTS[name](dataset, workers), clock, samples))
+    variants = {
+        name: partial(microseconds_of_sample, partial(make, dataset, workers), clock, samples)
+        for name, make in VARIANTS.items()
+    }
+    return in_turn(variants, ROUNDS)
 
 
 def compare_resuming(place: str, samples: int, workers: int) -> dict[str, float]:
     """Milliseconds to the first batch."""
     dataset = tensors(samples)
     position = position_at(place, samples)
-    states = {name: state_after(make(dataset, workers), position) for name, make in RESUMABLE.items()}
-    return in_turn(
-        RESUMABLE, lambda name: milliseconds_to_resume(partial(RESUMABLE[name], dataset, workers), states[name])
-    )
+    variants = {
+        name: partial(
+            milliseconds_to_resume, partial(make, dataset, workers), state_after(make(dataset, workers), position)
+        )
+        for name, make in RESUMABLE.items()
+    }
+    return in_turn(variants, ROUNDS)
 
 
 def compare_states(samples: int, workers: int) -> dict[str, float]:

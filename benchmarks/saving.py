@@ -1,16 +1,18 @@
 """What saving a training state costs: how long it holds up the training, and what a step costs while one is written.
 
-Runs as ``python -m benchmarks.saving FIGURE MEGABYTES``: ``waits`` publishes the milliseconds that training waits
-for a save at once and for one in the background, in the step after it too, ``p50`` or another percentile the
-microseconds of a step. The megabytes are of weights that are only saved; with ``waits_trained``, of trained ones.
+Runs as ``python -m benchmarks.saving frozen MEGABYTES``, of weights that are only saved, ``trained MEGABYTES``, or
+``transformer``. Published are the milliseconds that training waits for a save at once and for one in the background, in
+the step after it too, and percentiles of the microseconds of a step.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,10 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from benchmarks.processes import publish
+from benchmarks.tasks import DEVICE, IS_DRY, TASKS, Task
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 
-ROUNDS = 7
-STEPS_BETWEEN = 40
+KINDS = ("at_once", "in_the_background")
 
 
 class Ballast(nn.Module):
@@ -42,12 +44,17 @@ class Ballast(nn.Module):
         return logits
 
 
-class Trained(nn.Sequential):
+def trained(megabytes: int) -> nn.Module:
     """A network with as many weights, all of them trained."""
+    hidden = (nn.Linear(1024, 1024) for _ in range(megabytes // 4))
+    return nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
 
-    def __init__(self, megabytes: int) -> None:
-        hidden = (nn.Linear(1024, 1024) for _ in range(megabytes // 4))
-        super().__init__(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
+
+def task_of(model: nn.Module, num_epochs: int) -> Task:
+    """Train a network on a hundred small batches an epoch."""
+    data = TensorDataset(torch.randn(3200, 64), torch.randint(10, (3200,)))
+    optimizer = SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), data, batch_size=32, num_epochs=num_epochs)
 
 
 class SaveInTurn(TrainerCallback):
@@ -56,7 +63,7 @@ class SaveInTurn(TrainerCallback):
     def __init__(self, folder: Path, steps_between: int) -> None:
         self.folder = folder
         self.steps_between = steps_between
-        self.saves: dict[str, list[float]] = {"at_once": [], "in_the_background": []}
+        self.saves: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.steps: dict[str, list[float]] = {"undisturbed": [], "while_writing": []}
         self._asked: str | None = None
         self._in_step_after = False
@@ -65,7 +72,7 @@ class SaveInTurn(TrainerCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        now = time.perf_counter()
+        now = computed()
         if self._asked is not None and not self._in_step_after:
             self._in_step_after = True  # which may wait for what the save has left to be done
             return
@@ -79,7 +86,7 @@ class SaveInTurn(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         if update % self.steps_between == 0 and self._written and self._asked is None:
-            self._asked = list(self.saves)[update // self.steps_between % 2]
+            self._asked = KINDS[sum(map(len, self.saves.values())) % 2]
             self._written = False
             trainer.save_training_state(
                 self.folder / "state", asynchronous=self._asked == "in_the_background", on_saved=self._note
@@ -90,32 +97,48 @@ class SaveInTurn(TrainerCallback):
         self._written = True
 
 
+def computed() -> float:
+    """The time at which the device has computed what it was asked to; copies may still be under way."""
+    if DEVICE.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter()
+
+
 def percentile(values: list[float], percent: int) -> float:
     """The value below which so many percent of all lie."""
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)] if values else math.nan
 
 
-def main(figure: str, megabytes: int) -> None:
+TRAINED: dict[str, tuple[Callable[..., Task], int, int]] = {
+    "frozen": (lambda megabytes: task_of(Ballast(int(megabytes)), 20), 40, 7),
+    "trained": (lambda megabytes: task_of(trained(int(megabytes)), 1), 5, 7),
+    "transformer": (TASKS["transformer"], 5, 1 if IS_DRY else 3),
+}
+"""What is trained, the steps between two saves, and how many of each kind are measured."""
+
+
+def main(what: str, *arguments: str) -> None:
     """Train, save in turn, and publish."""
     torch.set_num_threads(1)
-    is_trained = figure.endswith("_trained")
-    model = Trained(megabytes) if is_trained else Ballast(megabytes)
-    trained = model if isinstance(model, Trained) else model.network
-    data = TensorDataset(torch.randn(3200, 64), torch.randint(10, (3200,)))
+    make_task, steps_between, rounds = TRAINED[what]
+    task = make_task(*arguments)
     with tempfile.TemporaryDirectory() as folder:
-        callback = SaveInTurn(Path(folder), 5 if is_trained else STEPS_BETWEEN)
-        optimizer = SGD(trained.parameters(), lr=0.01)
-        trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback])
-        while min(map(len, callback.saves.values())) <= ROUNDS + 1:
-            trainer.train(data, 1 if is_trained else 20, per_device_batch_size=32)
-    if figure.startswith("waits"):
-        # The first saves in the background make room for the copy, and find out what has to be copied at once.
-        step = statistics.median(callback.steps["undisturbed"])
-        publish(**{kind: (statistics.median(times[2:]) - step) * 1e3 for kind, times in callback.saves.items()})
-    else:
-        percent = int(figure.removeprefix("p"))
-        publish(**{kind: percentile(times, percent) * 1e6 for kind, times in callback.steps.items()})
+        callback = SaveInTurn(Path(folder), steps_between)
+        trainer = Trainer(task.model, task.loss_func, task.optimizer, [callback], mixed_precision=task.mixed_precision)
+        while min(map(len, callback.saves.values())) < rounds + 2:
+            trainer.train(
+                task.dataset,
+                task.num_epochs,
+                per_device_batch_size=task.batch_size,
+                train_dataloader_kwargs={"num_workers": 0},
+            )
+    # The first saves in the background make room for the copy, and find out what has to be copied at once.
+    step = statistics.median(callback.steps["undisturbed"])
+    waits = {kind: (statistics.median(times[2:]) - step) * 1e3 for kind, times in callback.saves.items()}
+    publish("waits", **waits, the_first_in_the_background=(callback.saves[KINDS[1]][0] - step) * 1e3)
+    for percent in (50, 99):
+        publish(f"p{percent}", **{kind: percentile(times, percent) * 1e6 for kind, times in callback.steps.items()})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(*sys.argv[1:])

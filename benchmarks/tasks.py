@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,24 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from typing_extensions import override
 
-__all__ = ["MAX_TOKENS", "TASKS", "AdversarialTask", "Sentences", "Task", "layers_of", "pad", "training_loader"]
+from benchmarks.models import NextToken, ResNet, TokenLoss, Transformer, layers_of
+
+__all__ = [
+    "DEVICE",
+    "IS_DRY",
+    "MAX_TOKENS",
+    "TASKS",
+    "AdversarialTask",
+    "AugmentedImages",
+    "Sentences",
+    "Task",
+    "pad",
+    "training_loader",
+]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+IS_DRY = "BENCHMARKS_DRY_RUN" in os.environ
+"""Whether the smallest sizes are enough, to see that everything works."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +39,7 @@ class Task:
     """A network, its data, and the settings that every loop takes over.
 
     Attributes:
-        model: The network, on the CPU.
+        model: The network, on the device.
         optimizer: Its optimizer.
         loss_func: Called with outputs and targets.
         dataset: Pairs of inputs and targets, for training and for evaluation.
@@ -29,6 +47,7 @@ class Task:
         num_epochs: Epochs in one measurement: a second or two of work.
         accumulation: Batches in an optimizer update.
         num_workers: Processes that fetch the samples.
+        mixed_precision: The precision of the forward pass.
     """
 
     model: nn.Module
@@ -39,6 +58,7 @@ class Task:
     num_epochs: int
     accumulation: int = 1
     num_workers: int = 0
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ def training_loader(task: Task, sampler: Sampler[int] | None = None) -> DataLoad
         sampler=sampler,
         num_workers=task.num_workers,
         persistent_workers=task.num_workers > 0,
+        pin_memory=DEVICE.type == "cuda",
     )
 
 
@@ -125,38 +146,13 @@ def images_in_workers() -> Task:
     return replace(images(), num_workers=2)
 
 
-class SmallTransformer(nn.Module):
-    """Predicts the next token."""
-
-    def __init__(self, vocabulary: int = 256, width: int = 128, length: int = 64, depth: int = 2) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(torch.zeros(length, width))
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-        self.head = nn.Linear(width, vocabulary)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, vocabulary, length)."""
-        hidden = self.layers(self.tokens(tokens) + self.places, mask=self.mask, is_causal=True)
-        logits: Tensor = self.head(hidden)
-        return logits.transpose(1, 2)
-
-
 def text() -> Task:
     """A transformer of two layers over 64 tokens, with four batches in an update."""
     tokens = torch.randint(256, (384, 65))
-    model = SmallTransformer()
+    model = Transformer()
     dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a transformer, which are its blocks when it is sharded."""
-    return [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+    return Task(model, optimizer, TokenLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
 
 
 def sharded_text() -> Task:
@@ -168,7 +164,7 @@ def sharded_text() -> Task:
 def sharded_wide_text() -> Task:
     """A transformer of 50 MB, of which a copy would be noticed, and little to compute."""
     tokens = torch.randint(256, (8, 65))
-    model = SmallTransformer(width=512, depth=4)
+    model = Transformer(width=512, depth=4)
     return replace(
         text(),
         model=model,
@@ -224,22 +220,6 @@ def pad(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return pad_sequence(inputs, batch_first=True), pad_sequence(targets, batch_first=True, padding_value=-100)
 
 
-class NextToken(nn.Module):
-    """Predicts the next token from those before."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(256, width)
-        self.recurrent = nn.GRU(width, width, batch_first=True)
-        self.head = nn.Linear(width, 256)
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits of shape (batch, vocabulary, length)."""
-        logits: Tensor = self.head(self.recurrent(self.tokens(tokens))[0])
-        return logits.transpose(1, 2)
-
-
 MAX_TOKENS = 512
 """Of a batch of sentences, with padding."""
 
@@ -247,18 +227,81 @@ MAX_TOKENS = 512
 def sentences() -> Task:
     """Texts of many lengths, in batches of at most so many tokens; the size of a batch is the mean."""
     model = NextToken(width=128)
-    return Task(model, AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss(), Sentences(1600), 18, num_epochs=1)
+    return Task(model, AdamW(model.parameters(), lr=1e-3), TokenLoss(), Sentences(1600), 18, num_epochs=1)
+
+
+def updates_of(batch_size: int, updates: int) -> int:
+    """The samples of so many updates; in a dry run, of 20."""
+    return batch_size * (20 if IS_DRY else updates)
+
+
+def digits_on_device() -> Task:
+    """A network of which a step is over before Python has prepared the next one."""
+    number = updates_of(batch_size := 32 if IS_DRY else 128, 200)
+    task = digits()
+    return replace(
+        task,
+        model=task.model.to(DEVICE),
+        dataset=TensorDataset(torch.rand(number, 64), torch.randint(10, (number,))),
+        batch_size=batch_size,
+        num_epochs=1,
+        mixed_precision="bf16",
+    )
+
+
+def transformer() -> Task:
+    """A transformer of the size of GPT-2 small, without dropout."""
+    batch_size, vocabulary, length = (2, 128, 32) if IS_DRY else (8, 50257, 1024)
+    with DEVICE:
+        if IS_DRY:
+            model = Transformer(vocabulary, 64, length, 2, dropout=0.0)
+        else:
+            model = Transformer(vocabulary, 768, length, 12, heads=12, dropout=0.0)
+    tokens = torch.randint(vocabulary, (updates_of(batch_size, 25), length + 1))
+    dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    optimizer = AdamW(model.parameters(), lr=1e-4)
+    return Task(model, optimizer, TokenLoss(), dataset, batch_size, num_epochs=1, mixed_precision="bf16")
+
+
+def sharded_transformer() -> Task:
+    """The same, of which this process has all pieces and gathers a layer at a time, in bf16."""
+    from torch.distributed.device_mesh import init_device_mesh  # memory that other tasks do without
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    task = transformer()
+    mesh = init_device_mesh(DEVICE.type, (1,))
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*layers_of(task.model), task.model):
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    return replace(task, optimizer=AdamW(task.model.parameters(), lr=1e-4), mixed_precision="no")
+
+
+def resnet() -> Task:
+    """Images of bytes in memory, and a ResNet-50."""
+    side, batch_size, width = (32, 4, 4) if IS_DRY else (224, 128, 64)
+    with DEVICE:
+        model: nn.Module = ResNet((3, 4, 6, 3), bottleneck=True, width=width)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # torch leaves this overload out
+    images = torch.randint(256, (2 * batch_size, 3, side, side), dtype=torch.uint8)
+    numbers = [index % len(images) for index in range(updates_of(batch_size, 25))]
+    dataset = Subset(TensorDataset(images, torch.randint(1000, (len(images),))), numbers)
+    optimizer = AdamW(model.parameters(), lr=1e-4)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size, num_epochs=1, mixed_precision="bf16")
 
 
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": digits,
+    "digits_on_device": digits_on_device,
     "gan": gan,
     "images": images,
     "images_in_workers": images_in_workers,
     "long_epoch": long_epoch,
+    "resnet": resnet,
     "sentences": sentences,
     "sharded_text": sharded_text,
+    "sharded_transformer": sharded_transformer,
     "sharded_wide_text": sharded_wide_text,
     "text": text,
+    "transformer": transformer,
     "wide": wide,
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
-from benchmarks.page import machine
+from benchmarks.report import machine
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]
 
@@ -116,7 +116,7 @@ def as_page(measured: Sequence[Measured], every: float) -> str:
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     in_use = max(one.in_use for one in measured)
     heading = (
-        f"Measured on {machine()}, of which other programs used at most {in_use:.0%}, with a SIGKILL every "
+        f"Measured on {machine('cpu')}, of which other programs used at most {in_use:.0%}, with a SIGKILL every "
         f"{every:g} seconds, on {today}; times in seconds. These tables are written by `nox -s goodput -- --write`."
     )
     parts = list(measured[0].run.recoveries[0].parts)

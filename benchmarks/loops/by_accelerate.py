@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.tasks import Task, training_loader
+from benchmarks.tasks import DEVICE, Task, training_loader
 
 __all__ = ["evaluate", "train"]
 
@@ -16,12 +16,12 @@ def accelerator(**kwargs: Any) -> Any:
     """Accelerate has no types."""
     from accelerate import Accelerator
 
-    return Accelerator(cpu=True, **kwargs)
+    return Accelerator(cpu=DEVICE.type == "cpu", **kwargs)
 
 
 def train(task: Task, num_epochs: int) -> None:
     """Train on any number of processes."""
-    accelerate = accelerator(gradient_accumulation_steps=task.accumulation)
+    accelerate = accelerator(gradient_accumulation_steps=task.accumulation, mixed_precision=task.mixed_precision)
     loader: Any = training_loader(task)
     model, optimizer, loader = accelerate.prepare(task.model, task.optimizer, loader)
     for _ in range(num_epochs):
@@ -33,7 +33,7 @@ def train(task: Task, num_epochs: int) -> None:
                 accelerate.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            total += loss.item() * len(targets)
+            total += (loss.item() if DEVICE.type == "cpu" else loss.detach()) * len(targets)
 
 
 def evaluate(task: Task, times: int) -> None:

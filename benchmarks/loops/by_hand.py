@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.tasks import Task, training_loader
+from benchmarks.tasks import DEVICE, Task, training_loader
 
-__all__ = ["evaluate", "train"]
+__all__ = ["evaluate", "evaluate_once", "train", "train_epoch"]
 
 
 def train(task: Task, num_epochs: int) -> None:
@@ -61,12 +62,15 @@ def train_on_several_processes(task: Task, num_epochs: int) -> None:
         train_epoch(task, model, loader)
 
 
-def train_epoch(task: Task, model: nn.Module, loader: DataLoader[Any]) -> None:
-    """One update for each batch of the loader."""
+def train_epoch(task: Task, model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
+    """One update for each batch."""
+    if DEVICE.type == "cuda" or task.mixed_precision != "no":
+        train_epoch_on_device(task, model, batches)
+        return
     optimizer, loss_func = task.optimizer, task.loss_func
     model.train()
     total = 0.0
-    for inputs, targets in loader:
+    for inputs, targets in batches:
         loss = loss_func(model(inputs), targets)
         loss.backward()
         optimizer.step()
@@ -74,14 +78,34 @@ def train_epoch(task: Task, model: nn.Module, loader: DataLoader[Any]) -> None:
         total += loss.item() * len(targets)
 
 
+def train_epoch_on_device(task: Task, model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:
+    """The same in bf16 or in the precision of the model, with nothing that waits for the device."""
+    optimizer, loss_func = task.optimizer, task.loss_func
+    model.train()
+    total = torch.zeros((), device=DEVICE)
+    for batch in batches:
+        inputs, targets = (one.to(DEVICE, non_blocking=True) for one in batch)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=task.mixed_precision == "bf16"):
+            loss = loss_func(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.detach() * len(targets)
+
+
 def evaluate(task: Task, times: int) -> None:
     """Evaluate the whole dataset."""
-    model, loss_func = task.model, task.loss_func
     loader = DataLoader(task.dataset, batch_size=task.batch_size, num_workers=task.num_workers)
     for _ in range(times):
-        model.eval()
-        total = 0.0
-        with torch.no_grad():
-            for inputs, targets in loader:
-                loss = loss_func(model(inputs), targets)
-                total += loss.item() * len(targets)
+        evaluate_once(task, loader)
+
+
+def evaluate_once(task: Task, batches: Iterable[Sequence[Tensor]]) -> None:
+    """Evaluate some batches."""
+    model, loss_func = task.model, task.loss_func
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            loss = loss_func(model(inputs), targets)
+            total += loss.item() * len(targets)

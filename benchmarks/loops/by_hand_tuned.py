@@ -5,47 +5,34 @@ The trainer fetches such batches whole too, so that this loop is the one that sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from benchmarks.tasks import Task
+from benchmarks.loops.by_hand import evaluate_once, train_epoch
+from benchmarks.tasks import DEVICE, Task
 
 __all__ = ["evaluate", "train"]
 
 
 def train(task: Task, num_epochs: int) -> None:
     """Train on one process, with one update for each batch."""
-    model, optimizer, loss_func = task.model, task.optimizer, task.loss_func
-    dataset = cast("TensorDataset", task.dataset)
     for _ in range(num_epochs):
-        model.train()
-        total = 0.0
-        for inputs, targets in whole_batches(dataset, torch.randperm(len(dataset)), task.batch_size):
-            loss = loss_func(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            total += loss.item() * len(targets)
+        train_epoch(task, task.model, whole_batches(task, torch.randperm))
 
 
 def evaluate(task: Task, times: int) -> None:
     """Evaluate the whole dataset."""
-    model, loss_func = task.model, task.loss_func
-    dataset = cast("TensorDataset", task.dataset)
     for _ in range(times):
-        model.eval()
-        total = 0.0
-        with torch.no_grad():
-            for inputs, targets in whole_batches(dataset, torch.arange(len(dataset)), task.batch_size):
-                loss = loss_func(model(inputs), targets)
-                total += loss.item() * len(targets)
+        evaluate_once(task, whole_batches(task, torch.arange))
 
 
-def whole_batches(dataset: TensorDataset, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, ...]]:
+def whole_batches(task: Task, order: Callable[[int], Tensor]) -> Iterator[Sequence[Tensor]]:
     """Index the dataset once for each batch."""
-    for indices in torch.split(order, batch_size):
-        yield dataset[indices]
+    dataset = cast("TensorDataset", task.dataset)
+    for indices in torch.split(order(len(dataset)), task.batch_size):
+        batch = dataset[indices]
+        yield [one.pin_memory() for one in batch] if DEVICE.type == "cuda" else batch

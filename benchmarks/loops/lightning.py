@@ -1,4 +1,7 @@
-"""Lightning, as its documentation starts: a module with `training_step`, and a trainer with its defaults."""
+"""Lightning, as its documentation starts: a module with `training_step`, and a trainer with its defaults.
+
+In mixed precision it does without progress bar, logger and checkpoints, as nothing should wait for the device.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import tempfile
 from typing import Any
 
-from benchmarks.tasks import Task, training_loader
+from benchmarks.tasks import DEVICE, Task, training_loader
 
 __all__ = ["train"]
 
@@ -32,13 +35,18 @@ def train(task: Task, num_epochs: int) -> None:
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     loader = training_loader(task)
+    settings: dict[str, Any] = {}
+    if task.mixed_precision != "no":
+        names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        settings = {"precision": f"{task.mixed_precision}-mixed", **dict.fromkeys(names, False)}
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
-            accelerator="cpu",
+            accelerator="gpu" if DEVICE.type == "cuda" else "cpu",
             devices=processes,
             strategy="ddp" if processes > 1 else "auto",
             max_epochs=num_epochs,
             accumulate_grad_batches=task.accumulation,
             default_root_dir=folder,
+            **settings,
         )
         trainer.fit(Module(), loader)

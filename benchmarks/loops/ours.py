@@ -17,7 +17,8 @@ def train(
     order: Order | None = None,
 ) -> None:
     """Train on any number of processes."""
-    Trainer(task.model, task.loss_func, task.optimizer, callbacks).train(
+    trainer = Trainer(task.model, task.loss_func, task.optimizer, callbacks, mixed_precision=task.mixed_precision)
+    trainer.train(
         task.dataset,
         num_epochs,
         per_device_batch_size=task.batch_size,

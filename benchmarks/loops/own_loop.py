@@ -19,6 +19,7 @@ def train(task: Task, num_epochs: int) -> None:
         per_device_batch_size=task.batch_size,
         gradient_accumulation_steps=task.accumulation,
         train_dataloader_kwargs={"num_workers": task.num_workers},
+        mixed_precision=task.mixed_precision,
     ) as run:
         for update in run.updates():
             for inputs, targets in update:

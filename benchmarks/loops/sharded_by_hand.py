@@ -10,7 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DistributedSampler
 
 from benchmarks.loops.by_hand import train_epoch
-from benchmarks.tasks import Task, layers_of, training_loader
+from benchmarks.models import layers_of
+from benchmarks.tasks import Task, training_loader
 
 __all__ = ["train"]
 

@@ -108,12 +108,14 @@ def digests(trainer: AnyTrainer) -> dict[str, str]:
         for one in trainer.callback_handler.callbacks
         if hasattr(one, "state_dict") and not isinstance(one, Recorder)
     }
+    scaler = trainer._accelerator.scaler  # pyright: ignore[reportPrivateUsage]  # nothing else tells of fp16's
     return {
         "weights": digest(trainer.get_model().state_dict()),
         "optimizer": digest({name: one.state_dict() for name, one in trainer.named_optimizers().items()}),
         "scheduler": digest({name: one.state_dict() for name, one in trainer.named_schedulers().items()}),
         "history": digest(records),
         "callbacks": digest(callbacks),
+        "scaler": digest(scaler.state_dict() if scaler else None),
     }
 
 
@@ -126,7 +128,7 @@ def digest(value: object) -> str:
 
 def _add(hasher: hashlib._Hash, value: Any) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
     if isinstance(value, Tensor):
-        value = local_piece(value.detach())
+        value = local_piece(value.detach()).cpu()
         hasher.update(f"{value.dtype} {tuple(value.shape)}".encode())
         hasher.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):

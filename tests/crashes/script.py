@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.utils.data import Dataset
@@ -37,6 +39,7 @@ from tests.crashes.recording import Recorder
 from tests.crashes.saved_states import TRIAL, saved_states
 from tests.crashes.trial_runs import train_trial
 from tests.crashes.watching import WatchCallback
+from tests.support.callbacks import CallAt
 
 __all__ = ["Augmented", "Net", "ended_path", "main", "states_path", "watch_path"]
 
@@ -128,10 +131,25 @@ class NoisyTrainer(Trainer[Net, Batch]):
         return {"loss": self.loss_func(logits, targets), "model_outputs": logits, "batch_size": len(targets)}
 
 
+class OverflowingTrainer(NoisyTrainer):
+    """Begins with a scale at which gradients of fp16 overflow, so that updates are skipped, and raises it often."""
+
+    @override
+    def create_accelerator(self) -> Any:
+        from accelerate import Accelerator
+        from accelerate.utils import GradScalerKwargs
+
+        return Accelerator(kwargs_handlers=[GradScalerKwargs(init_scale=2.0**21, growth_interval=7)])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, or go on training."""
     options = _parse(arguments)
     folder: Path = options.folder
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True)
+        if "WORLD_SIZE" in os.environ:
+            dist.init_process_group("gloo")  # which lets processes share a device
     rank = int(os.environ.get("RANK", "0"))
     _seed(1 if not saved_states(states_path(folder), options.loop) else time.time_ns() % 2**32)
     torch.set_num_threads(1)
@@ -149,11 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.loop is not None:
         recorder.record_outcome(_train_by_own_loop(options, model, [*watching, recorder]))
         return
-    trainer = NoisyTrainer(
-        model,
+    kill = CallAt("on_optimizer_step_end", lambda _: os.kill(os.getpid(), signal.SIGKILL), options.kill_after)
+    trainer = (OverflowingTrainer if options.scale_that_overflows else NoisyTrainer)(
+        cast("Net", torch.compile(model)) if options.compiled else model,
         nn.CrossEntropyLoss(),
         Adam(model.parameters(), lr=0.01),
-        callbacks=[*watching, recorder, *_callbacks(options, folder, watching)],
+        callbacks=[*watching, recorder, kill, *_callbacks(options, folder, watching)],
     )
     trainer.train(
         _train_data(options),
@@ -256,6 +275,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--states-every-n-seconds", type=float)
     parser.add_argument("--max-states", type=int)
     parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--kill-after", type=int, default=0, help="an update, that of the trainer's loop")
+    parser.add_argument("--compiled", action="store_true", help="compile the model")
+    parser.add_argument("--scale-that-overflows", action="store_true", help="in fp16, some updates are skipped")
     parser.add_argument("--without-states", action="store_true")
     parser.add_argument("--keep-last", action="store_true", help="end with the last weights, not with the best ones")
     return parser.parse_args(arguments)

@@ -19,9 +19,8 @@ from benchmarks.calls import calls_of_edge, calls_of_step
 from benchmarks.chapters import time_chapters
 from benchmarks.comparisons import COMPARISONS, Comparison
 from benchmarks.measures import loop_named
-from benchmarks.page import as_page
 from benchmarks.processes import ROOT, measure
-from benchmarks.report import rows
+from benchmarks.report import as_page, failed, rows
 from benchmarks.resuming_loaders import RESUMABLE, position_at, state_after, tensors
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
@@ -118,34 +117,32 @@ def test_one_command_prints_the_table() -> None:
 @pytest.mark.parametrize(
     ("figure", "ranks"),
     [
-        ("load", 1),
-        *(pytest.param(*one, marks=at_night) for one in [("durable", 1), ("unchanged", 1), ("load_sharded", 2)]),
+        ("load", None),
+        *(pytest.param(*one, marks=at_night) for one in [("durable", None), ("unchanged", None), ("load_sharded", 2)]),
     ],
 )
-def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int) -> None:
+def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int | None) -> None:
     """Both save, and load what they have saved, on one process and sharded over two."""
     comparison = Comparison("a checkpoint", f"checkpoints {figure} 1 1", ("dcp", "ours"), ranks=ranks)
-    figures = measure(comparison, None)
+    figures = measure(comparison)[""]
     assert set(figures) == {"dcp", "ours"}
     assert min(figures.values()) > 0
 
 
 @pytest.mark.parametrize(
-    ("figure", "variants", "in_one_process"),
+    ("figure", "variants", "separately"),
     [
-        ("clock tensors 320 0", ("torchdata", "torch", "ours", "ours_unkeyed"), True),
-        pytest.param("processor rows 320 2", ("torchdata", "torch", "ours", "ours_unkeyed"), True, marks=at_night),
-        pytest.param("resume end 320 2", ("torchdata", "ours"), True, marks=at_night),
-        pytest.param("state 320 2", ("torchdata", "ours"), True, marks=at_night),
-        ("memory 320 2", ("ours",), False),
+        ("clock tensors 320 0", ("torchdata", "torch", "ours", "ours_unkeyed"), False),
+        pytest.param("processor rows 320 2", ("torchdata", "torch", "ours", "ours_unkeyed"), False, marks=at_night),
+        pytest.param("resume end 320 2", ("torchdata", "ours"), False, marks=at_night),
+        pytest.param("state 320 2", ("torchdata", "ours"), False, marks=at_night),
+        ("memory 320 2", ("ours",), True),
     ],
 )
-def test_loaders_are_compared_with_those_of_others(
-    figure: str, variants: tuple[str, ...], in_one_process: bool
-) -> None:
+def test_loaders_are_compared_with_those_of_others(figure: str, variants: tuple[str, ...], separately: bool) -> None:
     """Each figure is measured for each loader, of few samples too."""
     comparison = Comparison("a loader", f"resuming_loaders {figure}", variants)
-    figures = measure(comparison, None if in_one_process else "ours")
+    figures = measure(comparison, "ours" if separately else None)[""]
     assert set(figures) == set(variants)
     assert min(figures.values()) > 0
 
@@ -177,17 +174,30 @@ def test_figures_are_compared_within_their_round() -> None:
     ]
     assert [row.keeps_promise for row in measured] == [None, None, None, None, True]
     assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 | 2, " in as_page(
-        {comparison.name: (2, measured)}
+        "cpu", {comparison.name: (2, measured)}
     )
+
+
+def test_what_could_not_be_measured_is_a_row() -> None:
+    """With the reason; a pipe in it does not break the table."""
+    comparison = COMPARISONS[0]
+    measured = failed(comparison, RuntimeError("it ended with status 1:\n...\nOSError: a | b"))
+    assert [row.verdict for row in measured] == ["FAILED"]
+    page = as_page("cpu", {comparison.name: (1, measured)})
+    assert "| **failed**: it ended with status 1: ... OSError: a \\| b |" in page
+    figures = dict.fromkeys(comparison.variants, 1.0) | {"ours": float("nan")}
+    assert [row.verdict for row in rows(comparison, [figures])] == ["", "", "", "", "FAILED"]
 
 
 def test_a_part_of_the_table_is_written_into_the_rest() -> None:
     """What was measured again takes the place of its comparison; figures, days and order of the others stay."""
     table = {one.name: (5, rows(one, [dict.fromkeys(one.variants, 2.0)])[-1:]) for one in COMPARISONS[:3]}
-    before = re.sub(r"5, \d+-\d+-\d+", "5, 2001-02-03", as_page(table))
+    before = re.sub(r"5, \d+-\d+-\d+", "5, 2001-02-03", as_page("cpu", table))
     again = {COMPARISONS[1].name: (3, rows(COMPARISONS[1], [dict.fromkeys(COMPARISONS[1].variants, 3.0)]))}
-    written = as_page(again, before)
-    assert written.replace("2001-02-03", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}") == as_page(table | again)
+    written = as_page("cpu", again, before)
+    assert written.replace("2001-02-03", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}") == as_page(
+        "cpu", table | again
+    )
     assert written.count("5, 2001-02-03") == 2
     assert written.count("| 3 us |") == len(COMPARISONS[1].variants)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -58,24 +60,25 @@ def sentences(number: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     return words, words.sum(dim=1) % 3
 
 
-def sharded(model: TinyTransformer, replicas: int = 1) -> TinyTransformer:
+def sharded(model: TinyTransformer, replicas: int = 1, **settings: Any) -> TinyTransformer:
     """Shard each block and the model, as a script does by itself.
 
     Args:
         model: The same on each process.
         replicas: Of how many groups of processes each has all of the model.
+        **settings: What torch is told beside the mesh.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    processes = dist.get_world_size()
+    processes, device = dist.get_world_size(), next(model.parameters()).device.type
     if replicas == 1:
-        mesh = init_device_mesh("cpu", (processes,))
+        mesh = init_device_mesh(device, (processes,))
     else:
-        mesh = init_device_mesh("cpu", (replicas, processes // replicas), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device, (replicas, processes // replicas), mesh_dim_names=("replicate", "shard"))
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, **settings)
+    fully_shard(model, mesh=mesh, **settings)
     return model
 
 
