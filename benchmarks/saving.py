@@ -44,16 +44,22 @@ class Ballast(nn.Module):
         return logits
 
 
-def trained(megabytes: int) -> nn.Module:
-    """A network with as many weights, all of them trained."""
-    hidden = (nn.Linear(1024, 1024) for _ in range(megabytes // 4))
-    return nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
+def frozen(megabytes: str) -> Task:
+    """A small network beside so many weights that are frozen."""
+    model = Ballast(int(megabytes))
+    return _task(model, model.network, num_epochs=20)
 
 
-def task_of(model: nn.Module, num_epochs: int) -> Task:
-    """Train a network on a hundred small batches an epoch."""
+def trained(megabytes: str) -> Task:
+    """A network with so many weights, all of them trained."""
+    hidden = (nn.Linear(1024, 1024) for _ in range(int(megabytes) // 4))
+    model = nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
+    return _task(model, model, num_epochs=1)
+
+
+def _task(model: nn.Module, network: nn.Module, num_epochs: int) -> Task:
     data = TensorDataset(torch.randn(3200, 64), torch.randint(10, (3200,)))
-    optimizer = SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    optimizer = SGD(network.parameters(), lr=0.01)
     return Task(model, optimizer, nn.CrossEntropyLoss(), data, batch_size=32, num_epochs=num_epochs)
 
 
@@ -110,8 +116,8 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 TRAINED: dict[str, tuple[Callable[..., Task], int, int]] = {
-    "frozen": (lambda megabytes: task_of(Ballast(int(megabytes)), 20), 40, 7),
-    "trained": (lambda megabytes: task_of(trained(int(megabytes)), 1), 5, 7),
+    "frozen": (frozen, 40, 7),
+    "trained": (trained, 5, 7),
     "transformer": (TASKS["transformer"], 5, 1 if IS_DRY else 3),
 }
 """What is trained, the steps between two saves, and how many of each kind are measured."""
