@@ -52,10 +52,14 @@ def main(command_line: Sequence[str] | None = None) -> int:
     python = os.environ.get("PEERS_PYTHON", "")
     if options.peers and not Path(python).is_file():
         parser.error(f"no interpreter at PEERS_PYTHON={python!r}: nox -s peer_libraries installs the other trainers")
-    of_device = [one for one in COMPARISONS if one.device == options.device]
-    chosen = [one for one in of_device if not options.words or any(word in one.name for word in options.words)]
+    of_device = [comparison for comparison in COMPARISONS if comparison.device == options.device]
+    chosen = [
+        comparison
+        for comparison in of_device
+        if not options.words or any(word in comparison.name for word in options.words)
+    ]
     if not chosen:
-        names = "\n  ".join(one.name for one in of_device)
+        names = "\n  ".join(comparison.name for comparison in of_device)
         parser.error(f"none of {options.words} is in the name of a comparison. There are:\n  {names}")
     if options.device == "cuda" and not options.dry_run and not has_cuda():
         parser.error("there is no CUDA device here. --dry-run tries everything out with the smallest sizes")
@@ -64,7 +68,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
     print_row(HEADER)
-    for _, group in groupby(chosen, lambda one: (one.command, one.ranks, one.separately and one.variants)):
+    for _, group in groupby(chosen, Comparison.processes):
         measuring.measure(list(group))
         written = as_page(options.device, measuring.measured, before)
         (folder / f"{options.device}.md").write_text(written, "utf-8")
@@ -108,10 +112,12 @@ class Measuring:
             found = [self._run_round(group[0], number) for number in range(rounds)]
         except RuntimeError as error:
             print(error, file=sys.stderr)
-            of_group = {one.name: failed(one, error) for one in group}
+            of_group = {comparison.name: failed(comparison, error) for comparison in group}
         else:
-            self.figures |= {one.name: [of_round[one.figure] for of_round in found] for one in group}
-            of_group = {one.name: rows(one, self.figures[one.name]) for one in group}
+            self.figures |= {
+                comparison.name: [of_round[comparison.figure] for of_round in found] for comparison in group
+            }
+            of_group = {comparison.name: rows(comparison, self.figures[comparison.name]) for comparison in group}
         for name, of_comparison in of_group.items():
             self.measured[name] = rounds, of_comparison
             for row in of_comparison:

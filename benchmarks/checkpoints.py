@@ -62,7 +62,9 @@ def weights(megabytes: float) -> State:
 def sharded(state: State) -> State:
     """The same weights, of which each process has its rows."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return {name: distribute_tensor(one, mesh, [Shard(0)]) if one.dim() else one for name, one in state.items()}
+    return {
+        name: distribute_tensor(tensor, mesh, [Shard(0)]) if tensor.dim() else tensor for name, tensor in state.items()
+    }
 
 
 class Variant(Protocol):
@@ -228,7 +230,7 @@ def main(figure: str, megabytes: str, rounds: str = "5") -> None:
 
 def _change(state: State, *, everything: bool) -> None:
     """Change the weights in place, or only the last ones."""
-    budget = sum(one.nbytes for one in state.values()) / (1 if everything else SHARE_OF_CHANGED)
+    budget = sum(tensor.nbytes for tensor in state.values()) / (1 if everything else SHARE_OF_CHANGED)
     for tensor in reversed(state.values()):
         if (budget := budget - tensor.nbytes) >= 0:
             tensor.add_(1)

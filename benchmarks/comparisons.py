@@ -57,6 +57,10 @@ class Comparison:
     seconds: float = 3600.0
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def processes(self) -> tuple[object, ...]:
+        """What comparisons have in common that the same processes measure."""
+        return self.command, self.ranks, self.separately and self.variants
+
 
 def _of_loops(
     name: str, measure: str, task: str, limit: float, variants: tuple[str, ...] = LOOPS, *, with_peers: bool = True

@@ -149,7 +149,7 @@ def warned_waits(make_task: MakeTask, loop: Loop) -> float:
 
 TIMES = (step, processor, evaluation, update)
 ONCE = (edge, memory, device_memory, waits, warned_waits, copies, kernels)
-MEASURES: dict[str, Callable[[MakeTask, Loop], float]] = {one.__name__: one for one in (*TIMES, *ONCE)}
+MEASURES: dict[str, Callable[[MakeTask, Loop], float]] = {measure.__name__: measure for measure in (*TIMES, *ONCE)}
 
 
 @contextlib.contextmanager

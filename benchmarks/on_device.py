@@ -29,7 +29,7 @@ MEBIBYTES, WIDTH = (2, 64) if IS_DRY else (256, 8192)
 def copies() -> None:
     """Publish the milliseconds of a batch and four matrix products, which take about as long as its copy."""
     in_memory = [torch.empty(MEBIBYTES * 2**18, pin_memory=ON_CUDA) for _ in range(2)]
-    there = [one.to(DEVICE) for one in in_memory]
+    there = [tensor.to(DEVICE) for tensor in in_memory]
     weights = torch.rand(WIDTH, WIDTH, device=DEVICE, dtype=torch.bfloat16)
     kinds: dict[str, Callable[[], Iterable[Tensor]]] = {
         "in_turn": lambda: (batch.to(DEVICE, non_blocking=True) for batch in in_memory * (BATCHES // 2)),

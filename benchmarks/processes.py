@@ -105,7 +105,7 @@ def measure(
         message = f"{named} ended with status {process.returncode}:\n{output}\n{errors}"
         raise RuntimeError(message)
     figures: Figures = {figure: of_figure for line in published for figure, of_figure in line.items()}
-    if any(math.isnan(one) for of_figure in figures.values() for one in of_figure.values()):
+    if any(math.isnan(figure) for of_figure in figures.values() for figure in of_figure.values()):
         print(errors, file=sys.stderr)
     return figures
 

@@ -100,7 +100,7 @@ def heading(device: Device) -> str:
 
 def machine(device: Device) -> str:
     """What computes, and with which versions."""
-    found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    found = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
     packages = ("torch", "accelerate") if device == "cpu" else ("torch", "triton", "accelerate", "lightning", "numpy")
     versions = ", ".join(f"{name} {found[name]}" for name in packages if name in found)
     computes = f"{_processor()}, one thread a process" if device == "cpu" else f"{_devices()}, {_processor()}"
@@ -123,7 +123,7 @@ def _devices() -> str:
         return "no CUDA device"
     cudnn: Any = torch.backends.cudnn  # its functions have no types
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    names = ", ".join(f"{one.name} with {one.total_memory / 2**30:.0f} GiB" for one in found)
+    names = ", ".join(f"{device.name} with {device.total_memory / 2**30:.0f} GiB" for device in found)
     return f"{names}, CUDA {torch.version.cuda}, cuDNN {cudnn.version()}"
 
 
@@ -141,7 +141,7 @@ def as_page(device: Device, measured: Mapping[str, tuple[int, Sequence[Row]]], b
     for name, (rounds, rows_of_comparison) in measured.items():
         cells = [(*row.cells, f"{rounds}, {today}") for row in rows_of_comparison]
         of_comparison[name] = table(COLUMNS, cells)[2:]
-    ordered = [line for one in COMPARISONS for line in of_comparison.get(one.name, ())]
+    ordered = [line for comparison in COMPARISONS for line in of_comparison.get(comparison.name, ())]
     return "\n".join([heading(device), "", *table(COLUMNS, []), *ordered]) + "\n"
 
 

@@ -115,7 +115,7 @@ def state_after(loader: Resumable, position: int) -> dict[str, Any]:
 def processor_time() -> float:
     """Seconds of this process, and of those that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def microseconds_of_sample(make: Callable[[], Loader], clock: Callable[[], float], samples: int) -> float:

@@ -216,7 +216,7 @@ class Sentences(Dataset[tuple[Tensor, Tensor]]):
 
 def pad(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Pad inputs with zeros, and targets with what a loss leaves out."""
-    inputs, targets = [one for one, _ in samples], [one for _, one in samples]
+    inputs, targets = map(list, zip(*samples, strict=True))
     return pad_sequence(inputs, batch_first=True), pad_sequence(targets, batch_first=True, padding_value=-100)
 
 

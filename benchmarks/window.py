@@ -136,7 +136,7 @@ class CountsWaits(AbstractContextManager[None]):
     @override
     def __exit__(self, *_: object) -> None:
         self._set("default")
-        self.count = sum("synchronizing" in str(one.message) for one in self._caught)
+        self.count = sum("synchronizing" in str(warning.message) for warning in self._caught)
         self._catching.close()
 
     def _set(self, mode: str) -> None:

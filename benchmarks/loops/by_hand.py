@@ -84,7 +84,7 @@ def train_epoch_on_device(task: Task, model: nn.Module, batches: Iterable[Sequen
     model.train()
     total = torch.zeros((), device=DEVICE)
     for batch in batches:
-        inputs, targets = (one.to(DEVICE, non_blocking=True) for one in batch)
+        inputs, targets = (tensor.to(DEVICE, non_blocking=True) for tensor in batch)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=task.mixed_precision == "bf16"):
             loss = loss_func(model(inputs), targets)
         loss.backward()

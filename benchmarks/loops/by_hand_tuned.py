@@ -35,4 +35,4 @@ def whole_batches(task: Task, order: Callable[[int], Tensor]) -> Iterator[Sequen
     dataset = cast("TensorDataset", task.dataset)
     for indices in torch.split(order(len(dataset)), task.batch_size):
         batch = dataset[indices]
-        yield [one.pin_memory() for one in batch] if DEVICE.type == "cuda" else batch
+        yield [tensor.pin_memory() for tensor in batch] if DEVICE.type == "cuda" else batch

@@ -42,7 +42,7 @@ def run(configuration: Configuration, env: Mapping[str, str], folder: Path, atte
         of_launcher = {**of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if configuration.ranks > 1 else {}
         environment = {**env, **configuration.environment(), **of_launcher, "ATTEMPT": str(attempt)}
         running.append(subprocess.Popen(command, cwd=ROOT, env=environment))
-    return [one.wait() for one in running]
+    return [process.wait() for process in running]
 
 
 def problems(env: Mapping[str, str], folder: Path, configuration: Configuration) -> list[str]:
@@ -55,7 +55,7 @@ def problems(env: Mapping[str, str], folder: Path, configuration: Configuration)
             pool.submit(run, undisturbed, env, again, 1),
             pool.submit(run, configuration, env, killed, 1, f"--kill-after={KILL_AFTER}"),
         ]
-        statuses = [one.result() for one in runs]
+        statuses = [future.result() for future in runs]
     statuses.append(run(configuration, env, killed, 2))
     expected = [0, 0, -signal.SIGKILL, 0]
     if statuses != [[status] * configuration.ranks for status in expected]:
