@@ -245,13 +245,13 @@ def test_num_averaged_over() -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_note_dtypes() -> None:
+def test_record_dtypes() -> None:
     """A layer that is trained only after its first pass exchanges gradients in their own precision."""
     layer, group = sharded_layer()
     layer.requires_grad_(requires_grad=False)
     layer(torch.ones(1, 2))
     layer.requires_grad_(requires_grad=True)
-    names.note_dtypes(group)
+    names.record_dtypes(group)
     layer(torch.ones(1, 2)).sum().backward()
     assert layer.weight.grad.full_tensor().tolist() == [[1.0, 1.0], [1.0, 1.0]]
 

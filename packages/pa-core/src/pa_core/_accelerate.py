@@ -155,7 +155,7 @@ OTHER_ENGINES = {"deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"}
 
 
 @contextmanager
-def noting_arguments() -> Generator[dict[str, Any]]:
+def recording_arguments() -> Generator[dict[str, Any]]:
     """Record the keyword arguments of an ``accelerate.Accelerator`` created in the context, which it does not keep.
 
     A plugin for sharding is recorded without changes: accelerate would change its precision, and make later
@@ -169,13 +169,13 @@ def noting_arguments() -> Generator[dict[str, Any]]:
     noted: dict[str, Any] = {}
 
     @functools.wraps(create)
-    def note_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
+    def record_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         noted.update(kwargs, fsdp_plugin=copy.copy(kwargs.get("fsdp_plugin")))
         create(self, *args, **{**kwargs, "parallelism_config": None, **dict.fromkeys(kwargs.keys() & OTHER_ENGINES)})
 
     variables = {name: os.environ.get(name) for name in _VARIABLES_OF_PLUGINS}
     os.environ.pop(_USE_PARALLELISM, None)
-    kind.__init__ = note_and_create
+    kind.__init__ = record_and_create
     try:
         yield noted
     finally:
@@ -191,7 +191,7 @@ def sharding_plugin(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> 
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: Its arguments, from ``noting_arguments``.
+        arguments: Its arguments, from ``recording_arguments``.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
@@ -204,7 +204,7 @@ def parallelism_config(accelerator: AcceleratorLike, arguments: dict[str, Any]) 
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: Its arguments, from ``noting_arguments``.
+        arguments: Its arguments, from ``recording_arguments``.
     """
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types

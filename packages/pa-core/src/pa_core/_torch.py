@@ -228,7 +228,7 @@ def num_averaged_over(group: Any) -> int:
     return int(_private(group, "mesh_info").mesh.size())
 
 
-def note_dtypes(group: Any) -> None:
+def record_dtypes(group: Any) -> None:
     """Let torch record the dtypes of a group's parameters again, which it does only before the first forward pass.
 
     Args:

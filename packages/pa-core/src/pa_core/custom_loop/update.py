@@ -179,7 +179,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         items = 0 if items is not None and self.place.is_empty else items
         weight = self._samples if items is None else items
         is_first = not self._losses
-        self._note_loss(part.name, loss, weight)
+        self._record_loss(part.name, loss, weight)
         part.check_precision(loss)
         through = part.loss_of_padding(loss, self._session.gathered_empty) if self.place.is_empty else loss
         run_pass = partial(part.run_pass, retain_graph=retain_graph)
@@ -194,7 +194,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         if self.place.ends_group:
             self._exchanged.add(part.name)
 
-    def _note_loss(self, name: str, loss: Tensor, weight: int) -> None:
+    def _record_loss(self, name: str, loss: Tensor, weight: int) -> None:
         """Add a loss to the reported loss of the batch."""
         reported = loss.detach().reshape(())
         if name in self._losses:

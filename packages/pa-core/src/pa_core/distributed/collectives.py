@@ -288,11 +288,11 @@ def tensors_with_gradient(data: object) -> list[Tensor]:
     """
     found: list[Tensor] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def collect(tensor: Tensor) -> Tensor:
         found.append(tensor)
         return tensor
 
-    _map_tensors(note, data)
+    _map_tensors(collect, data)
     return [tensor for tensor in found if tensor.requires_grad]
 
 

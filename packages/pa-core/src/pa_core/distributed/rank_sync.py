@@ -153,7 +153,7 @@ class RankSync:
             self.preempt.agree(self.preempt.is_asked)
         return self.save.take(), self.preempt.take()
 
-    def note_stop(self, error: StopTrainingError) -> None:
+    def record_stop(self, error: StopTrainingError) -> None:
         """Record a request to end the run: the first error, unless a later error is a loss that is not finite.
 
         Args:
@@ -180,7 +180,7 @@ class RankSync:
         Raises:
             StopTrainingError: This is the only process.
         """
-        self.note_stop(error)
+        self.record_stop(error)
         del error  # its traceback refers to this frame, too
         self.stop_if_alone()
 

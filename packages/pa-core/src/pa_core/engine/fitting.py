@@ -91,7 +91,7 @@ class BatchSizeFitting:
                 raise ConfigurationError(f"The note {note} does not contain a number of samples.", do=do) from error
         return min(found, default=None)
 
-    def note(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Write a note if a run ended because memory was exhausted; other errors have no effect.
 
         Args:

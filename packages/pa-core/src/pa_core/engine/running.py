@@ -100,7 +100,7 @@ def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
             except BaseException as exception:
                 session.checkpointer.end(exception, trainer.device)
                 if session.fitting is not None:
-                    session.fitting.note(exception)
+                    session.fitting.record_failure(exception)
                 raise
     finally:
         session.running = None

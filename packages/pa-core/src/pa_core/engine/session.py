@@ -119,7 +119,7 @@ class Session(RunState):
             except NonFiniteLossError as error:
                 rank_sync.ask_to_stop(error)  # at once on a single process, so that the loss is not reported or saved
             except StopTrainingError as error:
-                rank_sync.note_stop(error)
+                rank_sync.record_stop(error)
                 stops = True
             except EvaluationInterrupted:
                 if not self.checkpointer.is_between_steps:

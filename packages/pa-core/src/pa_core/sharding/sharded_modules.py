@@ -140,7 +140,7 @@ class ShardedModules:
         """
         for group in [*self._frozen_groups]:
             if _is_trained(group):
-                _torch.note_dtypes(group)
+                _torch.record_dtypes(group)
                 self._frozen_groups.remove(group)
 
     def has_local_gradients(self) -> bool:

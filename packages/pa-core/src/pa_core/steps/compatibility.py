@@ -59,7 +59,7 @@ def create_accelerator(
         # Accelerate itself only compares arguments of Accelerators, not settings in the environment.
         raise _conflict(f"mixed_precision={mixed_precision!r}")
     try:
-        with _accelerate.launched_with(mixed_precision, cpu), _accelerate.noting_arguments() as arguments:
+        with _accelerate.launched_with(mixed_precision, cpu), _accelerate.recording_arguments() as arguments:
             accelerator = create()
     except ValueError as error:
         conflict = re.search(r"already been initialized .* pass `(.+?)` to", str(error))

@@ -444,14 +444,14 @@ def calculate_batch_loss(
             checked.add(method)
             _require_pairs(loss_func, outputs, targets)
     except Exception as error:
-        _note_other_items(error, model, batch, method)
+        _add_example_step(error, model, batch, method)
         raise
     try:
         loss = loss_func(outputs, targets)
     except Exception as error:
         for note in _notes_on_loss(loss_func, outputs, targets):
             error.add_note(note)
-        _note_other_items(error, model, batch, method)
+        _add_example_step(error, model, batch, method)
         raise
     return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
 
@@ -500,7 +500,7 @@ def forward_takes(model: nn.Module, *args: object, **kwargs: object) -> bool:
     return True
 
 
-def _note_other_items(error: Exception, model: nn.Module, batch: Any, method: str) -> None:
+def _add_example_step(error: Exception, model: nn.Module, batch: Any, method: str) -> None:
     """Add an example step to an error for a batch of more than two items, or a model of several inputs."""
     last = len(batch) - 1 if issubclass(type(batch), (list, tuple)) else 1
     if last <= 1 and forward_takes(model, None):
