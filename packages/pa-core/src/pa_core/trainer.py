@@ -328,7 +328,7 @@ class Trainer(
             self.collate_fn, self.create_scheduler_fn = collate_fn, create_scheduler_fn
             self._session.find_state(arguments)
             create, loaders = self.create_train_dataloader, self._setup.loaders
-            train_dl = loaders.take(train_data, create, arguments.batch_size, samples_per_update)
+            train_dl = loaders.get_or_create(train_data, create, arguments.batch_size, samples_per_update)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self._make_eval_dataloaders(arguments.batch_size)
             self._session.announce()
@@ -433,11 +433,12 @@ class Trainer(
             updated = UpdatedMetrics(self.run_history)
             self._run_evaluation()
         self._session.rank_sync.raise_non_finite_loss()
-        return dict(sorted(updated.take(self.run_history).items()))
+        return dict(sorted(updated.pop(self.run_history).items()))
 
     def _make_eval_dataloaders(self, per_device_batch_size: int) -> None:
         self._session.eval_sets.make_loaders(
-            self, lambda data: self._setup.loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
+            self,
+            lambda data: self._setup.loaders.get_or_create(data, self.create_eval_dataloader, per_device_batch_size),
         )
 
     # The hooks of a run; a callback's event of the same name follows each of them

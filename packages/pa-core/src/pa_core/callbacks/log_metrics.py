@@ -108,7 +108,7 @@ class LogMetricsCallback(TrainerCallback):
             self._updated = UpdatedMetrics(trainer.run_history)
 
     def _log_updated(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
-        if self._updated is not None and (metrics := self._updated.take(trainer.run_history, wanted)):
+        if self._updated is not None and (metrics := self._updated.pop(trainer.run_history, wanted)):
             self.log_metrics(trainer, metrics)
 
 

@@ -153,7 +153,7 @@ class PrintProgressCallback(TrainerCallback):
         """Stop the clock of the training, and keep its metrics for the row."""
         self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
-        self._take(trainer, lambda name: "train" in name)
+        self._keep_updated(trainer, lambda name: "train" in name)
         self._updates = _updated_parameters(trainer)  # a step may freeze parameters within an epoch
 
     @override
@@ -169,7 +169,7 @@ class PrintProgressCallback(TrainerCallback):
         self, trainer: AnyTrainer, *, is_intermediate: bool = False, num_sets_to_come: int = 0, **kwargs: Any
     ) -> None:
         """Keep the metrics, and print the row of an evaluation within the epoch after the last of its sets."""
-        self._take(trainer, lambda name: "train" not in name)
+        self._keep_updated(trainer, lambda name: "train" not in name)
         if not is_intermediate:
             return
         self._is_within_epoch = True
@@ -180,7 +180,7 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the row of the epoch."""
-        self._take(trainer)
+        self._keep_updated(trainer)
         self._print_row(trainer)
 
     @override
@@ -228,7 +228,7 @@ class PrintProgressCallback(TrainerCallback):
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
         say(trainer, f"Evaluation ended in {_duration(seconds)}")
-        self._take(trainer)
+        self._keep_updated(trainer)
         self._print_pairs(trainer, indent=2)
 
     def _print_what_thawed(self, trainer: AnyTrainer) -> None:
@@ -246,16 +246,16 @@ class PrintProgressCallback(TrainerCallback):
         if self._updated is None:
             self._updated = UpdatedMetrics(trainer.run_history)
 
-    def _take(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    def _keep_updated(self, trainer: AnyTrainer, wanted: Callable[[str], bool] = lambda name: True) -> None:
         """Keep the metrics that were updated since the last call for the next row."""
         if self._updated is not None:
-            self._metrics |= self._updated.take(
+            self._metrics |= self._updated.pop(
                 trainer.run_history, lambda name: (self._shows_all or is_loss(name)) and wanted(name)
             )
 
     def _print_late(self, trainer: AnyTrainer, prefix: str = "") -> None:
         """Print the metrics recorded after the last row, whose names begin with the prefix, below it."""
-        self._take(trainer, lambda name: name.startswith(prefix))
+        self._keep_updated(trainer, lambda name: name.startswith(prefix))
         self._print_pairs(trainer, indent=7)
 
     def _print_pairs(self, trainer: AnyTrainer, indent: int) -> None:

@@ -134,7 +134,7 @@ class Uploads:
         """
         self._send_later(state, run)
         if self._errors == "raise":
-            for problem in self._take_problems():
+            for problem in self._pop_problems():
                 raise problem
 
     def tell_problems(self) -> None:
@@ -159,14 +159,14 @@ class Uploads:
             self._say(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
         self._wait()
         if exception is not None and not isinstance(exception, TrainingPreempted):
-            for problem in self._take_problems():
+            for problem in self._pop_problems():
                 exception.add_note(f"Besides: {problem.problem} ({problem.given})")
             return
         self.retry()
         self._wait()
         run_while_others_wait(None)
         if exception is None and self._errors == "raise":
-            raise_on_all(next(iter(self._take_problems()), None))
+            raise_on_all(next(iter(self._pop_problems()), None))
         self._warn_of_problems()
         if self._newest is not None and self._max_checkpoints is not None:
             # States that were kept on the disk because they were not sent yet.
@@ -177,10 +177,10 @@ class Uploads:
                 warn_that_it_continues(error)
 
     def _warn_of_problems(self) -> None:
-        for problem in self._take_problems():
+        for problem in self._pop_problems():
             warn_that_it_continues(problem)
 
-    def _take_problems(self) -> list[CheckpointError]:
+    def _pop_problems(self) -> list[CheckpointError]:
         """Return the errors that were raised since the last call, except for states that were sent after all."""
         with self._changed:
             problems, self._problems = self._problems, {}

@@ -64,7 +64,7 @@ class Evaluations(Generic[BatchT]):
                 return loader
             end_workers(loader)
         loaders = self._session.setup.loaders
-        loader = cast("SizedIterable", loaders.take(data, create, batch_size))
+        loader = cast("SizedIterable", loaders.get_or_create(data, create, batch_size))
         for callback in self._session.trainer.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
                 loader = callback.limited(loader)

@@ -356,7 +356,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             block.enter_context(running(self._setup, "train", in_progress, begin, arguments.describe))
             self._session.find_state(arguments)
             loaders, size = self._setup.loaders, arguments.batch_size
-            loader = loaders.take(self._train_data, self._create_train_loader, size, arguments.samples_per_update)
+            loader = loaders.get_or_create(
+                self._train_data, self._create_train_loader, size, arguments.samples_per_update
+            )
             self.train_dataloader = cast("SizedIterable", loader)
             self._session.announce()
             apply_limit_of_environment(self)

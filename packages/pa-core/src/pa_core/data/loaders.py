@@ -147,7 +147,7 @@ class Loaders:
             "num_workers": default_num_workers(dataset, local_processes),
         }
 
-    def take(
+    def get_or_create(
         self,
         data: DataArgument,
         create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]],

@@ -45,7 +45,7 @@ class Request:
         if number_asking > 0:
             self.is_asked, self.is_agreed = False, True
 
-    def take(self) -> bool:
+    def pop(self) -> bool:
         """Return whether all processes do it now, and clear the request."""
         agreed, self.is_agreed = self.is_agreed, False
         return agreed
@@ -151,7 +151,7 @@ class RankSync:
         if self._num_processes == 1:
             self.save.agree(self.save.is_asked)
             self.preempt.agree(self.preempt.is_asked)
-        return self.save.take(), self.preempt.take()
+        return self.save.pop(), self.preempt.pop()
 
     def record_stop(self, error: StopTrainingError) -> None:
         """Record a request to end the run: the first error, unless a later error is a loss that is not finite.

@@ -450,14 +450,14 @@ class UpdatedMetrics:
         >>> history.update_metric("accuracy", 0.5)
         >>> updated = UpdatedMetrics(history)
         >>> history.update_metric("evaluation_loss", 0.25)
-        >>> updated.take(history), updated.take(history)
+        >>> updated.pop(history), updated.pop(history)
         ({'evaluation_loss': 0.25}, {})
     """
 
     def __init__(self, history: RunHistory) -> None:
         self._counts = _count_metrics(history)
 
-    def take(self, history: RunHistory, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
+    def pop(self, history: RunHistory, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
         """Return the latest values of the updated metrics that are wanted and numeric, by name, once."""
         counts = _count_metrics(history)
         updated = {name: n for name, n in counts.items() if n != self._counts.get(name, 0) and wanted(name)}
