@@ -31,7 +31,7 @@ SOURCES = sorted(Path(__file__).parents[2].glob("packages/*/src/**/*.py"))
 _PLACES = frozenset({"url", "_url", "upload_to", "resume_from", "place", "input_dir"})
 """What may be a URL: names and attributes of the sources."""
 _SHORTENS = frozenset({"without_secrets", "warn_user"})
-_PRINTS = frozenset({"print", "write", "say", "_say", "warn", "add_note"})
+_PRINTS = frozenset({"print", "write", "print_once", "report", "_say", "warn", "add_note"})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def _is_guarded(value: ast.AST, name: ast.AST) -> bool:
 def _found(source: str) -> list[str]:
     """Lines that print, warn of, or raise as one of Python's own errors what may be a URL, and do not shorten it."""
     tree, found = ast.parse(source), list[str]()
-    shortens = {"say"} if "from pa_core.user_warnings import" in source and " say" in source else set[str]()
+    shortens = (
+        {"print_once"} if "from pa_core.user_warnings import" in source and " print_once" in source else set[str]()
+    )
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

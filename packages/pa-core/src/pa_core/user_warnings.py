@@ -34,7 +34,7 @@ class _Prints(Protocol):
     def print(self, *args: object, **kwargs: Any) -> None: ...
 
 
-def say(run: _Prints, text: str) -> None:
+def print_once(run: _Prints, text: str) -> None:
     """Print a text once in the whole run, even on several machines.
 
     Args:

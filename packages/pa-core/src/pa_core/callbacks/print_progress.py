@@ -23,7 +23,7 @@ from pa_core.errors import StopTrainingError
 from pa_core.tracking import RunClock
 from pa_core.tracking.metric_values import is_loss
 from pa_core.tracking.run_history import INTERMEDIATE_PREFIX, UpdatedMetrics, values_with_epochs
-from pa_core.user_warnings import say
+from pa_core.user_warnings import print_once
 
 
 class PrintProgressCallback(TrainerCallback):
@@ -124,7 +124,7 @@ class PrintProgressCallback(TrainerCallback):
         trained = _describe_trained(trainer)
         lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}, at {time_of_day()}"]
         lines += [f"Trains {trained}{_evaluates(trainer)}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
-        say(trainer, "\n".join(lines))
+        print_once(trainer, "\n".join(lines))
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -191,7 +191,7 @@ class PrintProgressCallback(TrainerCallback):
         self._print_row(trainer)
         self._stop_training(trainer)
         reason = str(error) or type(error).__name__
-        say(trainer, f"Stopping early: {reason.splitlines()[0]}")
+        print_once(trainer, f"Stopping early: {reason.splitlines()[0]}")
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
@@ -206,10 +206,10 @@ class PrintProgressCallback(TrainerCallback):
             rate = self._training.rate_of_run()
             speed = f", {rate} samples/s" if rate else ""
             seconds = trainer.run_history.clock.seconds - self._run_since
-            say(trainer, f"Training ended: {ran} in {_duration(seconds)}{speed}, at {time_of_day()}")
+            print_once(trainer, f"Training ended: {ran} in {_duration(seconds)}{speed}, at {time_of_day()}")
         table = format_table(trainer.run_history, self._known_directions(trainer))
         if table:
-            say(trainer, table)
+            print_once(trainer, table)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -220,14 +220,14 @@ class PrintProgressCallback(TrainerCallback):
         batches = "a stream" if None in lengths else _count(sum(filter(None, lengths)), "batch", "batches")
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
-        say(trainer, f"Evaluation starts: {batches}; {trainer.describe_run()}")
+        print_once(trainer, f"Evaluation starts: {batches}; {trainer.describe_run()}")
         self._run_since = trainer.run_history.clock.seconds
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation has ended, and its metrics."""
         seconds = trainer.run_history.clock.seconds - self._run_since
-        say(trainer, f"Evaluation ended in {_duration(seconds)}")
+        print_once(trainer, f"Evaluation ended in {_duration(seconds)}")
         self._keep_updated(trainer)
         self._print_pairs(trainer, indent=2)
 
@@ -235,7 +235,9 @@ class PrintProgressCallback(TrainerCallback):
         """Print the trained parameters, if they have changed since the last epoch."""
         before, self._updates = self._updates, _updated_parameters(trainer)
         if before != self._updates:
-            say(trainer, f"From epoch {trainer.run_history.current_epoch} on, trains {_describe_trained(trainer)}")
+            print_once(
+                trainer, f"From epoch {trainer.run_history.current_epoch} on, trains {_describe_trained(trainer)}"
+            )
 
     def _stop_training(self, trainer: AnyTrainer) -> None:
         if self._training.stop(trainer.run_history.clock):
@@ -261,7 +263,7 @@ class PrintProgressCallback(TrainerCallback):
     def _print_pairs(self, trainer: AnyTrainer, indent: int) -> None:
         metrics, self._metrics = self._metrics, {}
         if metrics:
-            say(trainer, "\n".join(format_pairs(metrics, indent=indent)))
+            print_once(trainer, "\n".join(format_pairs(metrics, indent=indent)))
 
     def _print_row(self, trainer: AnyTrainer) -> None:
         """Print the kept metrics, if any, with learning rate, speed and time of the epoch so far."""
@@ -295,7 +297,7 @@ class PrintProgressCallback(TrainerCallback):
         lines = self._rows.lines(epoch, metrics, best, figures, expected)
         others = [f"lr of {name} {rate}" for name, rate in zip([*self._learning_rates][1:], rates, strict=True)]
         lines += [f"       {', '.join(others)}"] if others else []
-        say(trainer, "\n".join([*lines, f"       and {num_more} more"] if num_more else lines))
+        print_once(trainer, "\n".join([*lines, f"       and {num_more} more"] if num_more else lines))
 
     def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
         """Return whether a value is better than in all rows before, including the rows of an interrupted run."""

@@ -26,7 +26,7 @@ from pa_core.errors import (
     as_configuration_error,
 )
 from pa_core.run_config import check_count
-from pa_core.user_warnings import say, warn_user
+from pa_core.user_warnings import print_once, warn_user
 from pa_distributed import SignalWatch
 
 
@@ -162,7 +162,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._uploads = trainer.enter_run_context(uploads)
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
-            self._say_what_a_kill_would_lose(trainer)
+            self._print_updates_at_risk(trainer)
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -208,9 +208,9 @@ class SaveTrainingStateCallback(TrainerCallback):
             by = "" if number is None else f" by {number.name}"
             also = "" if trainer.resume_from is not None else f", with resume_from={str(self.save_dir)!r}"
             do = f"Exit status {exception.STATUS}: start the same command again{also}."
-            say(trainer, self._describe(trainer, f"Preempted{by}", do))
+            print_once(trainer, self._describe(trainer, f"Preempted{by}", do))
         elif isinstance(exception, KeyboardInterrupt) and not trainer.was_complete:
-            say(trainer, self._describe(trainer, "Interrupted by Ctrl-C", _save_on("SIGINT")))
+            print_once(trainer, self._describe(trainer, "Interrupted by Ctrl-C", _save_on("SIGINT")))
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -237,10 +237,10 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _describe(self, trainer: AnyTrainer, what: str, do: str) -> str:
         return describe_interruption(what, trainer.num_updates_completed, self._newest, do)
 
-    def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
+    def _print_updates_at_risk(self, trainer: AnyTrainer) -> None:
         if (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds) == (None, None, None):
             when = "at the end of the run only" if self.save_at_end else "never"
-            say(
+            print_once(
                 trainer,
                 f"Training states are saved {when}: a killed run loses all progress since update "
                 f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for "

@@ -56,7 +56,7 @@ class Uploads:
         url: The object store.
         max_checkpoints: The number of states of the run to keep there; None for all.
         errors: Whether a state that could not be sent causes a warning or an error.
-        say: The function that prints a line.
+        report: The function that prints a line.
 
     Attributes:
         store: The object store.
@@ -81,13 +81,13 @@ class Uploads:
         url: str,
         max_checkpoints: int | None,
         errors: Literal["warn", "raise"] = "warn",
-        say: Callable[[str], None] = print,
+        report: Callable[[str], None] = print,
     ) -> None:
         self.store: RemoteFolder = RemoteFolder(url)
         self.next_sequence: int = 1
         self._max_checkpoints = max_checkpoints
         self._errors = errors
-        self._say = say
+        self._report = report
         self._changed = threading.Condition()
         self._unsent: list[tuple[Path, str]] = []  # the first state is being sent
         self._newest: tuple[Path, str] | None = None
@@ -156,7 +156,7 @@ class Uploads:
         """Wait until all states are sent; the other processes wait as well, unless this one failed."""
         self._wait(_SECONDS_WITHOUT_A_WORD)
         if unsent := self.unsent:
-            self._say(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
+            self._report(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
         self._wait()
         if exception is not None and not isinstance(exception, TrainingPreempted):
             for problem in self._pop_problems():

@@ -51,13 +51,15 @@ class BatchSizeFitting:
         self._notes = [folder / name for folder in folders]
         self.batch_size: int = 0
 
-    def find(self, loader: object, try_update: Callable[[Any], None] | None, say: Callable[[str], None]) -> list[int]:
+    def find(
+        self, loader: object, try_update: Callable[[Any], None] | None, report: Callable[[str], None]
+    ) -> list[int]:
         """Return the batch sizes of all processes; every process must call this.
 
         Args:
             loader: The training loader.
             try_update: Makes an update with a batch; None if it cannot be tried, so that the largest batch is chosen.
-            say: A function that prints the choice.
+            report: A function that prints the choice.
 
         Raises:
             ConfigurationError: The trainer cannot choose the sizes of the batches.
@@ -76,7 +78,7 @@ class BatchSizeFitting:
         self.batch_size = size
         least, most = min(sizes), max(sizes)
         known = "" if noted is None else f", because more did not fit before, according to {self._notes[0]}"
-        say(f"Computing {most if least == most else f'on each process {least} to {most}'} samples at a time{known}.")
+        report(f"Computing {most if least == most else f'on each process {least} to {most}'} samples at a time{known}.")
         return sizes
 
     def _noted(self) -> int | None:

@@ -23,7 +23,7 @@ from pa_core.steps.compatibility import require_usable_model
 from pa_core.training_state.fetched_states import save_dirs_of
 from pa_core.training_state.run_settings import describe_arithmetic
 from pa_core.types import SizedIterable
-from pa_core.user_warnings import say
+from pa_core.user_warnings import print_once
 
 
 def check_data(session: Session, data: Sequence[DataArgument], arguments: RunArguments) -> None:
@@ -92,7 +92,7 @@ def fit_batches(
         if start is not None:
             start()
         session.train_optimizers(trainer.named_optimizers().values())
-        sizes = session.fitting.find(trainer.train_dataloader, try_update, partial(say, trainer))
+        sizes = session.fitting.find(trainer.train_dataloader, try_update, partial(print_once, trainer))
     loaders.set_batch_sizes(sizes, "train", [trainer.train_dataloader])
     evaluated = [trainer.eval_dataloader, *trainer.eval_dataloaders.values()]
     given = [argument.loader for argument in arguments.data]

@@ -35,12 +35,12 @@ class PieceFolder:
         self._identity = b""
         self._lock: FolderLock | None = None
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], None], *, remove_others: bool) -> None:
+    def open(self, identity: Mapping[str, str], report: Callable[[str], None], *, remove_others: bool) -> None:
         """Begin to read and write, on the first process before all others; call `close` at the end.
 
         Args:
             identity: The values that decide the predictions, by name.
-            say: A function that prints the reason if this takes time.
+            report: A function that prints the reason if this takes time.
             remove_others: Whether pieces of other predictions are removed.
 
         Raises:
@@ -59,7 +59,7 @@ class PieceFolder:
                 )
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FolderLock(self.path, say)
+        self._lock = FolderLock(self.path, report)
         if path.exists():
             before = _read_identity(path)
             if before == identity:

@@ -125,13 +125,13 @@ class ResumableWriter:
         """
         return _parts(piece, self._batch_size)
 
-    def open(self, identity: Mapping[str, str], say: Callable[[str], None] = print) -> None:
+    def open(self, identity: Mapping[str, str], report: Callable[[str], None] = print) -> None:
         """Find the existing pieces; on several processes, the first process has to call this before the others.
 
         Args:
             identity: The values that decide the predictions, by name, for example ``{"weights": digest, "prompt":
                 prompt}``. Pieces with other values are not reused.
-            say: A function that prints how many pieces exist, and why opening takes time.
+            report: A function that prints how many pieces exist, and why opening takes time.
 
         Raises:
             CheckpointError: There are pieces of other predictions, or the folder holds other files.
@@ -143,11 +143,11 @@ class ResumableWriter:
             name = "a function" if self.path is None else self._suffix
             own = {"samples in a piece": str(self._piece_size), "written to": name}
             own |= {} if self._ids is None else {"ids": self._ids.digest()}
-            self._folder.open({**identity, **own}, say, remove_others=self._removes_others)
+            self._folder.open({**identity, **own}, report, remove_others=self._removes_others)
             found = self._folder.found()
             self.missing = [piece for piece in self._pieces if piece not in found]
             if number := len(self._pieces) - len(self.missing):
-                say(f"{number} of {len(self._pieces)} pieces of the predictions are in {self._folder.path} already")
+                report(f"{number} of {len(self._pieces)} pieces of the predictions are in {self._folder.path} already")
 
     def write(self, piece: range, batches: Iterable[tuple[range, Any]]) -> None:
         """Write a piece.

@@ -28,7 +28,7 @@ from pa_core.errors import CheckpointError, StopTrainingError
 from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_core.user_warnings import say
+from pa_core.user_warnings import print_once
 from pa_data import loader_parts, move_to_device
 from pa_data.rng import capture_rng_state, restore_rng_state
 from pa_data.state_search import generators_of_loader
@@ -296,7 +296,7 @@ class RunLoaders:
             in_training.resume_at_epoch_end(state)
             report(steps)
         else:
-            say(run, f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
+            print_once(run, f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
             in_training.resume_mid_epoch(state, steps, report)
 
     def _resume_evaluation(self, run: ResumableRun, saved: SavedRun, settings: Mapping[str, Any]) -> None:

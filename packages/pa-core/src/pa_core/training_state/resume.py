@@ -21,7 +21,7 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.saved_runs import continues_run, describe_neighbours, find_saved_run
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_core.user_warnings import say
+from pa_core.user_warnings import print_once
 from pa_data import set_epoch
 
 
@@ -82,7 +82,7 @@ class ResumePlan:
         self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
             near = describe_neighbours(resume_from)
-            say(run, f"There is no training state in {resume_from}{near}: a new run begins.")
+            print_once(run, f"There is no training state in {resume_from}{near}: a new run begins.")
         else:
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
@@ -165,9 +165,9 @@ class ResumePlan:
         self.was_complete = self.phase is Phase.COMPLETE
         self._restore_order(run, saved)
         has_other_data = any(one.name == "dataset_length" for one in differences)
-        say(run, _describe_start(saved.path, saved.position, has_other_data=has_other_data))
+        print_once(run, _describe_start(saved.path, saved.position, has_other_data=has_other_data))
         if differences:
-            say(run, describe_differences(differences))
+            print_once(run, describe_differences(differences))
 
     @staticmethod
     def _restore_order(run: ResumableRun, saved: SavedRun) -> None:
