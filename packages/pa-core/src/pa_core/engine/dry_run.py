@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def left_as_it_was(run: ResumableRun, data: Sequence[object]) -> Generator[None]:
+def dry_run(run: ResumableRun, data: Sequence[object]) -> Generator[None]:
     """Restore all objects that a run can reach, and random number generators, in place.
 
     Args:
@@ -88,7 +88,7 @@ def _roots(run: ResumableRun, data: Sequence[object]) -> dict[str, object]:
 
 
 @contextmanager
-def attributes_kept(*owners: object) -> Generator[None]:
+def attributes_restored(*owners: object) -> Generator[None]:
     """Restore the attributes of objects afterwards.
 
     Args:

@@ -67,7 +67,7 @@ def _as_before(trainer: AnyTrainer, session: RunState) -> Generator[None]:
     loaders = [innermost(loader) for loader in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
     buffers = [(buffer, buffer.clone()) for module in _modules_of(trainer) for buffer in buffers_of_module(module)]
     try:
-        with restored_rng_states(trainer.device, loaders), session.kept(trainer):
+        with restored_rng_states(trainer.device, loaders), session.snapshot(trainer):
             yield
     finally:
         end_workers(*loaders)

@@ -411,7 +411,7 @@ class Session(RunState):
             with self.exchange.repeating(place), self.means.step():
                 yield
 
-        with restored(roots, self.setup.device), self.kept(trainer):
+        with restored(roots, self.setup.device), self.snapshot(trainer):
             Rehearsal(roots, handled, in_turn, compute).require_independent(batch)
 
     def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:

@@ -18,7 +18,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.rank_sync import RankSync
 from pa_core.engine.added_modules import AddedModules
-from pa_core.engine.dry_run import attributes_kept, left_as_it_was
+from pa_core.engine.dry_run import attributes_restored, dry_run
 from pa_core.engine.exchange import Alone, Exchange, require_between_steps
 from pa_core.engine.optimizer_modes import OptimizerModes
 from pa_core.engine.parts import Part
@@ -258,7 +258,7 @@ class RunState:
         return temporarily(self, means=StepMeans(exact=self.setup.reproducible))
 
     @contextmanager
-    def kept(self, trainer: object) -> Generator[None]:
+    def snapshot(self, trainer: object) -> Generator[None]:
         """Restore the attributes of the trainer, the setup and its checkpointer, and the gradient scaler, afterwards.
 
         Args:
@@ -267,7 +267,7 @@ class RunState:
         scaler = self.setup.accelerator.scaler
         of_scaler = None if scaler is None else scaler.state_dict()
         try:
-            with attributes_kept(trainer, self, self.checkpointer), self.separate_means():
+            with attributes_restored(trainer, self, self.checkpointer), self.separate_means():
                 yield
         finally:
             if scaler is not None and of_scaler is not None:
@@ -281,6 +281,6 @@ class RunState:
             trainer: The trainer.
             data: The data of the runs: loaders and their arguments.
         """
-        with left_as_it_was(trainer, data), self.kept(trainer):
+        with dry_run(trainer, data), self.snapshot(trainer):
             trainer.run_history = InMemoryRunHistory()
             yield
