@@ -708,9 +708,9 @@ class Trainer(
                 for step, batch in session.batches_to_evaluate(loader, count):
                     with session.means.step():
                         self._run_eval_step(batch, step)
-                    session.checkpointer.leave_evaluation_if_asked(self)
+                    session.checkpointer.interrupt_evaluation_if_requested(self)
                 if session.exchange.has_fewer_batches(loader):
-                    session.checkpointer.leave_evaluation_if_asked(self)
+                    session.checkpointer.interrupt_evaluation_if_requested(self)
             session.call_hook(self.eval_epoch_end)
             session.record_means(session.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
             session.call_together(TrainerCallback.on_eval_epoch_end, **within)
@@ -786,7 +786,7 @@ class Trainer(
             for index, name in enumerate(names):
                 self._session.num_sets_to_come = len(names) - index - 1
                 with (
-                    self._session.leaving_random_numbers(),
+                    self._session.preserved_random_numbers(),
                     self._session.checkpointer.interruptible(phase, self, names[index:])
                     if is_intermediate
                     else nullcontext(),

@@ -84,7 +84,7 @@ class Evaluations(Generic[BatchT]):
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
             if prefix:  # an evaluation besides the usual one after an epoch
-                self._open.enter_context(session.leaving_random_numbers())
+                self._open.enter_context(session.preserved_random_numbers())
             for context in (recording_with_prefix(run.run_history, prefix), self._evaluating(name), torch.no_grad()):
                 self._open.enter_context(context)
             session.call_together(TrainerCallback.on_eval_epoch_start, **within)
@@ -143,11 +143,11 @@ class Evaluations(Generic[BatchT]):
         if self.samples > 0:  # a loss that is not finite would spoil the mean even with the weight 0
             self._session.means.losses.update(self._loss, self.samples if num_items is None else num_items)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """End the evaluation in progress, if any, without recording its means."""
         self._open.close()
 
     def end(self) -> None:
         """End the evaluation in progress, and the workers of all loaders."""
-        self.leave()
+        self.abort()
         end_workers(*(loader for *_, loader in self._made.values()))

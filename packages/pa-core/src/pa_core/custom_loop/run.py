@@ -414,7 +414,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """
         self._evaluations.end()
         self._showing_last_epoch.close()
-        self._leave_update()
+        self._close_update()
         self._session.last_batch = None
         self._session.means.end_step()
         self._stage = "after"
@@ -490,14 +490,14 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     def _finish_epoch(self) -> None:
         """Count the epoch, step the schedulers that step after epochs, and call the last event."""
-        self._evaluations.leave()
+        self._evaluations.abort()
         if self._training == "to come":
             raise ConfigurationError(
                 "An epoch was left without its updates. Write for update in run.updates(): ..., or for batch in "
                 "run.batches(): ..., in the body of the loop over run.epochs()."
             )
         if self._training in ("in progress", "left"):
-            self._leave_training()
+            self._end_training_early()
         self._session.finish_epoch()
 
     @overload
@@ -589,7 +589,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                     yield update
                     self._end_update(update)
             except GeneratorExit:  # of a break
-                self._leave_update()
+                self._close_update()
                 self._forget_gradients()
                 for part in self._parts.values():
                     part.accumulation.items = 0.0
@@ -601,12 +601,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def _end_update(self, update: Update[Any]) -> None:
         """End an update, after its body."""
         self._require_open("the next update")
-        self._evaluations.leave()
+        self._evaluations.abort()
         update.finish()
         self._update = None
         update.end()
 
-    def _leave_update(self) -> None:
+    def _close_update(self) -> None:
         if self._update is not None:
             self._update.close()
             self._update = None
@@ -614,9 +614,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def _forget_gradients(self) -> None:
         forget_gradients(self.model, *self.optimizers.values())
 
-    def _leave_training(self) -> None:
+    def _end_training_early(self) -> None:
         """End the training of an epoch whose loop over updates ended with a break."""
-        self._leave_update()
+        self._close_update()
         self._forget_gradients()
         self._session.count = None
         self._finish_training()
@@ -823,7 +823,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             raise mistakes.loop_within("evaluation_batches(...)", "an evaluation")
         self._begin()
         if self._training == "left":
-            self._leave_training()
+            self._end_training_early()
         batch_size = per_device_batch_size or self._arguments.batch_size
         data = DataArgument(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         check_data(self._session, [data], replace(self._arguments, per_device_batch_size=batch_size))

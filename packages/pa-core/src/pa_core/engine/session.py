@@ -420,10 +420,10 @@ class Session(RunState):
         if loader is None:
             return batches_on_device(train_dl, self.trainer.device)
         limit = batches_of_slices(train_dl)
-        batches = self._leaving_safe_point(loader.batches())
+        batches = self._marking_unsafe(loader.batches())
         return islice(batches, None if limit is None else max(0, limit - self.progress.resumed_steps))
 
-    def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _marking_unsafe(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over batches; fetching a batch of a custom data loader changes its state."""
         for batch in batches:
             yield batch
@@ -578,7 +578,7 @@ class Session(RunState):
             for module, training in modes:
                 module.training = training
 
-    def leaving_random_numbers(self) -> AbstractContextManager[None]:
+    def preserved_random_numbers(self) -> AbstractContextManager[None]:
         """Return the context of an additional evaluation, which restores the random numbers of the training."""
         loaders = (self.trainer.eval_dataloader, *self.trainer.eval_dataloaders.values())
         return restored_rng_states(self.trainer.device, map(innermost, loaders))

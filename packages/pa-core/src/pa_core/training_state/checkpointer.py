@@ -312,7 +312,7 @@ class Checkpointer:
         finally:
             self._evaluation = None
 
-    def leave_evaluation_if_asked(self, run: ResumableRun) -> None:
+    def interrupt_evaluation_if_requested(self, run: ResumableRun) -> None:
         """Interrupt an evaluation between two batches if the run is to be preempted; all processes after the same one.
 
         Args:
