@@ -120,10 +120,10 @@ def launched_with(mixed_precision: str | None, cpu: bool | None) -> Generator[No
     from accelerate.utils import patch_environment  # pyright: ignore[reportUnknownVariableType]  # no types
 
     _require_rank()
-    asked = {} if mixed_precision is None else {_PRECISION: mixed_precision}
+    requested = {} if mixed_precision is None else {_PRECISION: mixed_precision}
     if cpu or _several_processes_on_cpu():
-        asked["ACCELERATE_USE_CPU"] = "true"
-    with patch_environment(**asked):
+        requested["ACCELERATE_USE_CPU"] = "true"
+    with patch_environment(**requested):
         yield
 
 

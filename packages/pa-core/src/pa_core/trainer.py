@@ -625,7 +625,7 @@ class Trainer(
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             self._session.parts[_OPTIMIZER].require_stop_elsewhere(error)
-            self._session.rank_sync.ask_to_stop(error)
+            self._session.rank_sync.request_stop(error)
             update.follow_others(None)
             return
         except Exception as error:
@@ -723,7 +723,7 @@ class Trainer(
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
-            self._session.rank_sync.ask_to_stop(error)
+            self._session.rank_sync.request_stop(error)
             return
         except Exception as error:
             name_step(error, f"evaluation step {step}", batch, self.get_model())

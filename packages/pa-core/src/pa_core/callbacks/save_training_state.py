@@ -135,7 +135,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
-        self._has_asked = self._is_lost = False
+        self._has_requested = self._is_lost = False
         self._uploads: Uploads | None = None
         self._watch: SignalWatch | None = None
         self._newest: SavedState | None = None
@@ -143,7 +143,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Check that states can be saved, and begin to watch for signals."""
-        self._has_asked = self._is_lost = False
+        self._has_requested = self._is_lost = False
         self._uploads = self._watch = self._newest = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
@@ -169,9 +169,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Save if it is time, or request it from all processes if it is time on the clock of the first process."""
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
             self._save(trainer, f"step_{update}")
-        elif self.save_every_n_seconds is not None and not self._has_asked and distributed.rank() == 0:
-            self._has_asked = time.monotonic() - self._last_save >= self.save_every_n_seconds
-            if self._has_asked:  # all processes know by the next update
+        elif self.save_every_n_seconds is not None and not self._has_requested and distributed.rank() == 0:
+            self._has_requested = time.monotonic() - self._last_save >= self.save_every_n_seconds
+            if self._has_requested:  # all processes know by the next update
                 trainer.request_training_state()
 
     @override
@@ -249,7 +249,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _save(self, trainer: AnyTrainer, name: str) -> None:
         self._last_save = time.monotonic()
-        self._has_asked = False
+        self._has_requested = False
         if self._uploads is not None:
             self._uploads.tell_problems()
         folder = Folder(self._folder)

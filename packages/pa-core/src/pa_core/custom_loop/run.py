@@ -244,7 +244,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 gradient_clip_norm=gradient_clip_norm,
                 max_updates_per_batch=max_updates_per_batch,
                 create_scheduler_fn=self._given.factories.get("optimizer", self._given.factories or None),
-                stepping=SchedulerStepping(step_scheduler, watch_metric, asked_of="Run"),
+                stepping=SchedulerStepping(step_scheduler, watch_metric, caller="Run"),
                 collate_fn=collate_fn,
                 resume_from=resume_from,
                 resume_missing=resume_missing,

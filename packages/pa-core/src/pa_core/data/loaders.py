@@ -198,7 +198,7 @@ class Loaders:
         dataset: Dataset[Any],
         purpose: Purpose,
         defaults: Mapping[str, Any],
-        asked: Mapping[str, Any] | None,
+        requested: Mapping[str, Any] | None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None,
         seed: int,
@@ -210,7 +210,7 @@ class Loaders:
             dataset: The samples.
             purpose: The purpose of the loader.
             defaults: The default arguments.
-            asked: The requested arguments, which override the defaults.
+            requested: The requested arguments, which override the defaults.
             collate_fn: The function that makes a batch of a list of samples, unless it is among the arguments.
             seed: The seed of the order of the samples.
             allows_empty_shares: Whether a process may have no sample in an evaluation of fewer samples than processes,
@@ -220,17 +220,17 @@ class Loaders:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset`` unless
             batches are fixed and it has a length.
         """
-        if purpose == "train" and order_that_makes_batches(self._order, dataset, asked or {}) is not None:
+        if purpose == "train" and order_that_makes_batches(self._order, dataset, requested or {}) is not None:
             defaults = {name: value for name, value in defaults.items() if name != "batch_size"}
         is_stream = isinstance(dataset, IterableDataset)
         is_cut = is_stream and self._fixed_batches and length_of(dataset) is not None
         if is_cut:
             _require_whole(dataset, self._accelerator.num_processes)
             defaults = {**defaults, "shuffle": False}
-        kwargs: dict[str, Any] = {**defaults, **(asked or {})}
+        kwargs: dict[str, Any] = {**defaults, **(requested or {})}
         self._kwargs[purpose] = kwargs
         kwargs = {"collate_fn": collate_fn, **kwargs}
-        if "num_workers" not in (asked or {}) and _forks_badly(kwargs["collate_fn"], kwargs):
+        if "num_workers" not in (requested or {}) and _forks_badly(kwargs["collate_fn"], kwargs):
             kwargs["num_workers"] = self._kwargs[purpose]["num_workers"] = 0
         _warn_of_forks(dataset, kwargs)
         own_share = kwargs.pop(OWN_SHARE, None)
@@ -260,32 +260,32 @@ class Loaders:
         )
         return state_own_share(keyed, own_share)
 
-    def steps_per_update(self, loader: SizedIterable[Any], batch_size: int, asked: int) -> int:
+    def steps_per_update(self, loader: SizedIterable[Any], batch_size: int, requested: int) -> int:
         """Return the number of batches of one process in an update.
 
         Args:
             loader: The training loader.
             batch_size: Samples in a batch of one process, if the loader does not tell.
-            asked: The requested accumulation; 1 by default.
+            requested: The requested accumulation; 1 by default.
 
         Raises:
             ConfigurationError: ``samples_per_update`` does not fit.
         """
         samples, keyed = self.samples_per_update, innermost(loader)
         if samples is None:
-            return asked
+            return requested
         if is_keyed(keyed) and keyed.samples_per_update is not None:
             size, steps, rest = batch_size, keyed.split.steps_per_update, 0
         else:
             size = batch_size_of(keyed, {}, batch_size)
             steps, rest = divmod(samples, size * self._accelerator.num_processes)
-        if rest == 0 and asked in (1, steps):
+        if rest == 0 and requested in (1, steps):
             return steps
         processes = self._accelerator.num_processes
         raise ConfigurationError(
             "The sizes of batches and updates do not fit together.",
             given=f"samples_per_update={samples}, batches of {size} on {processes} process{'es' * (processes > 1)}, "
-            f"and gradient_accumulation_steps={asked}",
+            f"and gradient_accumulation_steps={requested}",
             do=f"A DataLoader makes whole batches: choose a multiple of {size * processes}, or pass a dataset."
             if rest
             else f"Leave gradient_accumulation_steps out: {steps} of these batches make an update.",

@@ -59,8 +59,11 @@ def share_of(loader: object) -> Share | None:
     if isinstance(dataset, IterableDataset):
         holders.append(cast("object", dataset))
     for holder in holders:
-        told = getattr(holder, "_distributed", None) or holder
-        number, of = getattr(told, "rank", None), getattr(told, "num_replicas", getattr(told, "world_size", None))
+        sampler = getattr(holder, "_distributed", None) or holder
+        number, of = (
+            getattr(sampler, "rank", None),
+            getattr(sampler, "num_replicas", getattr(sampler, "world_size", None)),
+        )
         if isinstance(number, int) and isinstance(of, int):
             return Share(holder, number, of)
     return None

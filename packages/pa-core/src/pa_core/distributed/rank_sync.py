@@ -29,21 +29,21 @@ class Request:
     """An action that any process may request, and that all of them then do after the same update.
 
     Attributes:
-        is_asked: Whether this process requests it.
+        is_requested: Whether this process requests it.
         is_agreed: Whether all processes know.
     """
 
-    is_asked: bool = False
+    is_requested: bool = False
     is_agreed: bool = False
 
-    def agree(self, number_asking: float) -> None:
+    def agree(self, num_requests: float) -> None:
         """Set whether any process requests it.
 
         Args:
-            number_asking: The number of processes that request it, including this process.
+            num_requests: The number of processes that request it, including this process.
         """
-        if number_asking > 0:
-            self.is_asked, self.is_agreed = False, True
+        if num_requests > 0:
+            self.is_requested, self.is_agreed = False, True
 
     def pop(self) -> bool:
         """Return whether all processes do it now, and clear the request."""
@@ -110,7 +110,7 @@ class RankSync:
     Example:
         >>> import torch
         >>> rank_sync = RankSync(torch.device("cpu"), num_processes=1)
-        >>> rank_sync.ask_to_save()
+        >>> rank_sync.request_save()
         >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
         [False, False, True, False, 12.0]
         >>> rank_sync.act_on(torch.tensor(rank_sync.local_flags(items=12.0)), at_once=False)
@@ -135,22 +135,28 @@ class RankSync:
         Args:
             items: The items of this process in the update.
         """
-        return [self.stop is not None, _is_not_finite(self.stop), self.save.is_asked, self.preempt.is_asked, items]
+        return [
+            self.stop is not None,
+            _is_not_finite(self.stop),
+            self.save.is_requested,
+            self.preempt.is_requested,
+            items,
+        ]
 
-    def ask_to_save(self) -> None:
+    def request_save(self) -> None:
         """Request that all processes save a training state after the same update."""
-        self.save.is_asked = self.is_pending = True
+        self.save.is_requested = self.is_pending = True
 
-    def ask_to_preempt(self) -> None:
+    def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end."""
-        self.preempt.is_asked = self.is_pending = True
+        self.preempt.is_requested = self.is_pending = True
 
     def pop_requests(self) -> tuple[bool, bool]:
         """Return whether all processes save a state now, and whether they are preempted; then clear the requests."""
         self.is_pending = False
         if self._num_processes == 1:
-            self.save.agree(self.save.is_asked)
-            self.preempt.agree(self.preempt.is_asked)
+            self.save.agree(self.save.is_requested)
+            self.preempt.agree(self.preempt.is_requested)
         return self.save.pop(), self.preempt.pop()
 
     def record_stop(self, error: StopTrainingError) -> None:
@@ -171,7 +177,7 @@ class RankSync:
         if self._num_processes == 1 and self.stop is not None:
             raise self.stop
 
-    def ask_to_stop(self, error: StopTrainingError) -> None:
+    def request_stop(self, error: StopTrainingError) -> None:
         """Stop at once on a single process; one of several takes part in the present step until all know.
 
         Args:
@@ -198,7 +204,7 @@ class RankSync:
         try:
             yield
         except StopTrainingError as error:
-            self.ask_to_stop(error)
+            self.request_stop(error)
         if self._num_processes > 1:
             self._apply(_to_list(self._sums(self._own_flags(), describe or self._describe)))
         self.stop_if_alone()
@@ -232,8 +238,10 @@ class RankSync:
 
         Other requests of a process wait for the next update.
         """
-        asking = self.preempt.is_asked if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
-        self._agree(0.0, asking)
+        requests = (
+            self.preempt.is_requested if self._num_processes == 1 else sum_over_processes(self._own_flags())[3].item()
+        )
+        self._agree(0.0, requests)
 
     def add_up(self, means: StepMeans, missing: float) -> float:
         """Add up the means of an epoch over all processes; every process must call this.
@@ -328,10 +336,10 @@ def _agreed_stop(
     """Return the error that ends the run here; a loss that is not finite has precedence."""
     if own is not None and (_is_not_finite(own) or not not_finite):
         return own
-    asking = (
+    requests = (
         (rank, request[1]) for rank, request in enumerate(of_each) if request is not None and request[0] is not_finite
     )
-    rank, reason = next(asking)
+    rank, reason = next(requests)
     if not_finite:
         return NonFiniteLossError("A loss on another process is not finite.", given=f"on rank {rank}: {reason}")
     return StopTrainingError(f"Rank {rank} requested a stop: {reason}")

@@ -1022,7 +1022,7 @@ class AnyTrainer(ABC):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
-        self._session.rank_sync.ask_to_save()
+        self._session.rank_sync.request_save()
 
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
@@ -1030,7 +1030,7 @@ class AnyTrainer(ABC):
         A single process may make the request, even from a signal handler. ``train()`` then raises
         ``TrainingPreempted``.
         """
-        self._session.rank_sync.ask_to_preempt()
+        self._session.rank_sync.request_preemption()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, in this order.

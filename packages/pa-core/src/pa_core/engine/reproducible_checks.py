@@ -36,18 +36,18 @@ class SizesOfUpdates(Protocol):
         ...
 
 
-def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None:
+def check_arguments(data: Iterable[DataArgument], requested: SizesOfUpdates) -> None:
     """Raise an error for arguments that a reproducible run cannot follow, before a loader is created.
 
     Args:
         data: The data to train on or to evaluate.
-        asked: The arguments of the run.
+        requested: The arguments of the run.
 
     Raises:
         ConfigurationError: An argument contradicts, or the size of updates is missing.
     """
-    if asked.max_updates_per_batch is not None or asked.gradient_accumulation_steps != 1:
-        name = "gradient_accumulation_steps" if asked.max_updates_per_batch is None else "max_updates_per_batch"
+    if requested.max_updates_per_batch is not None or requested.gradient_accumulation_steps != 1:
+        name = "gradient_accumulation_steps" if requested.max_updates_per_batch is None else "max_updates_per_batch"
         raise ConfigurationError(
             f"The updates of a reproducible run follow from samples_per_update: leave out {name}, {_WAY_OUT}"
         )
@@ -61,7 +61,7 @@ def check_arguments(data: Iterable[DataArgument], asked: SizesOfUpdates) -> None
                 given=f"the order {type(order).__name__}, whose batches of any size make updates of any size",
                 do=f"Pass LengthGrouped, which groups samples of similar length, or a different order, {_WAY_OUT}",
             )
-        if asked.samples_per_update is None and "samples_per_update" not in kwargs:
+        if requested.samples_per_update is None and "samples_per_update" not in kwargs:
             raise ConfigurationError(
                 "A reproducible run needs the size of its updates: pass samples_per_update=..., which is the same "
                 "on any number of processes."

@@ -120,17 +120,19 @@ class RunArguments:
 
     def describe(self) -> dict[str, object]:
         """Return the arguments that must be the same on all ranks, by name."""
-        asked = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        values: dict[str, object] = {"call": asked.pop("call")}
-        for given in asked.pop("data"):
+        requested = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values: dict[str, object] = {"call": requested.pop("call")}
+        for given in requested.pop("data"):
             values |= describe_data(given)
-        every = {name: evaluation_set.every_n_epochs for name, evaluation_set in asked.pop("evaluation_sets").items()}
+        every = {
+            name: evaluation_set.every_n_epochs for name, evaluation_set in requested.pop("evaluation_sets").items()
+        }
         if every:
             values["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
-        asked["scheduler is stepped"] = str(asked.pop("stepping"))
-        asked["resume_from"] = _shared_place(self.resume_from)
-        asked["resume_allow"] = sorted(self.resume_allow)
-        return values | asked
+        requested["scheduler is stepped"] = str(requested.pop("stepping"))
+        requested["resume_from"] = _shared_place(self.resume_from)
+        requested["resume_allow"] = sorted(self.resume_allow)
+        return values | requested
 
 
 NO_ARGUMENTS = RunArguments(call="", per_device_batch_size=1)

@@ -28,7 +28,7 @@ class SchedulerStepping:
     Attributes:
         step_scheduler: "update" or "epoch".
         watch_metric: The metric that it is stepped with, after an epoch; None without a metric.
-        asked_of: The name of the call with these arguments; ``"Run"`` has no method to override.
+        caller: The name of the call with these arguments; ``"Run"`` has no method to override.
 
     Raises:
         ConfigurationError: ``step_scheduler`` is unknown.
@@ -40,7 +40,7 @@ class SchedulerStepping:
 
     step_scheduler: Literal["update", "epoch"] = "update"
     watch_metric: str | None = None
-    asked_of: Literal["train()", "Run"] = "train()"
+    caller: Literal["train()", "Run"] = "train()"
 
     def __post_init__(self) -> None:
         given: str = self.step_scheduler
@@ -75,7 +75,7 @@ class SchedulerStepping:
         """
         if scheduler is None and self.after == "epoch":
             raise ConfigurationError(
-                f"There is no scheduler to step {self}. Pass create_scheduler_fn to {self.asked_of}, or leave "
+                f"There is no scheduler to step {self}. Pass create_scheduler_fn to {self.caller}, or leave "
                 "step_scheduler and watch_metric out."
             )
         if self.watch_metric is not None:
@@ -88,7 +88,7 @@ class SchedulerStepping:
                 "train()": "Use TrainerWithTimmScheduler, and leave step_scheduler and watch_metric out.",
                 "Run": "Wrap it in a StatefulSchedulerBase whose step() passes these arguments.",
             }
-            raise ConfigurationError(f"{name} needs calls after updates and after epochs. {ways[self.asked_of]}")
+            raise ConfigurationError(f"{name} needs calls after updates and after epochs. {ways[self.caller]}")
         if is_overridden:
             return
         if step is None:
@@ -107,11 +107,11 @@ class SchedulerStepping:
             return
         others = set(needed) - _EPOCH_NAMES
         if not others:
-            advice = f'Pass step_scheduler="epoch" to {self.asked_of}.'
+            advice = f'Pass step_scheduler="epoch" to {self.caller}.'
         elif len(others) == 1:
             metric = 'watch_metric="eval_loss_epoch", or watch_metric="train_loss_epoch" without an evaluation,'
-            advice = f"Pass {metric} to {self.asked_of}: it is then stepped with each epoch."
-        elif self.asked_of == "train()":
+            advice = f"Pass {metric} to {self.caller}: it is then stepped with each epoch."
+        elif self.caller == "train()":
             advice = "Override scheduler_step() of the trainer, and step it there."
         else:
             advice = (

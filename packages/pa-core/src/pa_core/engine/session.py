@@ -117,7 +117,7 @@ class Session(RunState):
             try:
                 listener(trainer, **kwargs)
             except NonFiniteLossError as error:
-                rank_sync.ask_to_stop(error)  # at once on a single process, so that the loss is not reported or saved
+                rank_sync.request_stop(error)  # at once on a single process, so that the loss is not reported or saved
             except StopTrainingError as error:
                 rank_sync.record_stop(error)
                 stops = True
@@ -136,7 +136,7 @@ class Session(RunState):
         try:
             hook()
         except StopTrainingError as error:
-            self.rank_sync.ask_to_stop(error)
+            self.rank_sync.request_stop(error)
 
     def call_together(
         self,

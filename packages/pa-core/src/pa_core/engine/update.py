@@ -176,7 +176,7 @@ class AnyUpdate:
         try:
             session.update_weights(part, overflowed)
         except StopTrainingError as error:
-            session.rank_sync.ask_to_stop(error)
+            session.rank_sync.request_stop(error)
         if first_updates is not None and not first_updates.end_update():
             session.own_steps.stop()
 

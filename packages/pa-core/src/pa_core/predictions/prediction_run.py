@@ -196,9 +196,9 @@ class PredictionRun:
             return iter(())
         num_samples = count_samples(self.dataset)
         order = ChosenBatches(numbers, min(self.batch_size, num_samples), num_samples)
-        asked = {name: value for name, value in self.dataloader_kwargs.items() if name not in _FIXED}
+        requested = {name: value for name, value in self.dataloader_kwargs.items() if name not in _FIXED}
         kwargs: dict[str, Any] = {"collate_fn": self.collate_fn}
-        kwargs |= {**self.loaders.default_kwargs(self.dataset, self.batch_size), **asked}
+        kwargs |= {**self.loaders.default_kwargs(self.dataset, self.batch_size), **requested}
         return iter(KeyedDataLoader(self.dataset, seed=self.seed, order=order, device=self.trainer.device, **kwargs))
 
     def _identity(self) -> dict[str, str]:

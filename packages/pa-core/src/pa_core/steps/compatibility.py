@@ -67,13 +67,13 @@ def create_accelerator(
             raise
         raise _conflict(conflict[1]) from error
     if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
-        asked, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
+        requested, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
     elif cpu and accelerator.device.type != "cpu":
-        asked, there = "cpu=True", f"the device {accelerator.device}"
+        requested, there = "cpu=True", f"the device {accelerator.device}"
     else:
         return accelerator, arguments
     raise ConfigurationError(
-        f"{asked} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it in one place, and "
+        f"{requested} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it in one place, and "
         "leave it out elsewhere."
     )
 
@@ -93,10 +93,10 @@ def _is_true(variable: str) -> bool:
     return os.environ.get(variable, "false").lower() in {"1", "true", "yes", "y", "on", "t"}
 
 
-def _conflict(asked: str) -> UnsupportedConfigurationError:
+def _conflict(requested: str) -> UnsupportedConfigurationError:
     there = f"mixed_precision={_accelerate.precision_of_process()!r}"
     return UnsupportedConfigurationError(
-        f"{asked} comes after {there}: accelerate has a single precision and device for each process, and an earlier "
+        f"{requested} comes after {there}: accelerate has a single precision and device for each process, and an earlier "
         f"trainer or run has chosen them. Pass the same here, or train in a separate process."
     )
 
