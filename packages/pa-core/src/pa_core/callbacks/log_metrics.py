@@ -71,12 +71,12 @@ class LogMetricsCallback(TrainerCallback):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Skip the metrics recorded before this run; the history is reset or restored by now."""
-        self._pass_over_earlier_runs(trainer)
+        self._skip_earlier_runs(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Skip the metrics recorded before this run, if it only evaluates."""
-        self._pass_over_earlier_runs(trainer)
+        self._skip_earlier_runs(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class LogMetricsCallback(TrainerCallback):
         """Log the metrics that were updated after the evaluation."""
         self._log_updated(trainer)
 
-    def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
+    def _skip_earlier_runs(self, trainer: AnyTrainer) -> None:
         if self._updated is None:
             self._updated = UpdatedMetrics(trainer.run_history)
 

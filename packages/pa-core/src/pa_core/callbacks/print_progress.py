@@ -129,7 +129,7 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the metrics recorded after the last row, and start the clock of the epoch."""
-        self._pass_over_earlier_runs(trainer)
+        self._skip_earlier_runs(trainer)
         self._print_late(trainer)
         self._print_what_thawed(trainer)
         self._epoch_since = trainer.run_history.clock.seconds
@@ -159,7 +159,7 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Stop the clock of the training."""
-        self._pass_over_earlier_runs(trainer)
+        self._skip_earlier_runs(trainer)
         if is_intermediate and not self._is_within_epoch:
             self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
@@ -243,7 +243,7 @@ class PrintProgressCallback(TrainerCallback):
         if self._training.stop(trainer.run_history.clock):
             self._learning_rates = _learning_rates(trainer)
 
-    def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
+    def _skip_earlier_runs(self, trainer: AnyTrainer) -> None:
         """Skip the metrics recorded before this run; the history is reset or restored by its first epoch."""
         if self._updated is None:
             self._updated = UpdatedMetrics(trainer.run_history)

@@ -82,7 +82,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Start at the position of the interruption, or show how far the loader has skipped batches."""
         if "train" in self._open:
-            self._open["train"].pass_over(trainer, steps)
+            self._open["train"].skip(trainer, steps)
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
@@ -221,7 +221,7 @@ class _EpochProgress:
         self._show(trainer, now, self._figures(trainer, now))
         return True
 
-    def pass_over(self, trainer: AnyTrainer, batches: int) -> None:
+    def skip(self, trainer: AnyTrainer, batches: int) -> None:
         """Count batches of the epoch that were skipped."""
         self._batches = batches
         self._started = time.monotonic()

@@ -88,7 +88,7 @@ class Trained(NamedTuple):
         }
 
 
-def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
+def rejecting_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
     """Raise an error for False as the fourth argument, whose meaning depends on the release of pytorch-accelerated.
 
     It was ``save_per_node`` first, and ``save_scheduler`` later. The default of both is True, and a fifth argument

@@ -434,9 +434,9 @@ def _warn_of_early_draws(loader: DataLoader[Any]) -> None:
 
 def _require_undivided(loader: DataLoader[Any], *, compares: bool) -> None:
     """Raise an error for a loader that seems to yield the share of its process, without ``own_share``."""
-    from pa_core.data.own_shares import refuse_own_share, require_same_sources  # of no use on one process
+    from pa_core.data.own_shares import reject_own_share, require_same_sources  # of no use on one process
 
-    refuse_own_share(loader)
+    reject_own_share(loader)
     if compares:
         require_same_sources(loader)
         _require_same_data(loader)

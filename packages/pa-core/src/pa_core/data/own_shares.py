@@ -28,7 +28,7 @@ _ASK_FOR_RANK = frozenset(
 _MOST_COMPARED = 1_000
 
 
-def refuse_own_share(loader: DataLoader[Any]) -> None:
+def reject_own_share(loader: DataLoader[Any]) -> None:
     """Raise an error for a loader that seems to yield the share of its process, because it reads the rank.
 
     Args:

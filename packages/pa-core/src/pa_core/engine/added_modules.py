@@ -234,7 +234,7 @@ def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], 
     if added.optimizer is not None:
         _check_optimizer(name, added.optimizer, own, ours)
     elif of_trainer is not None and added.module.training and own.isdisjoint(ours):
-        _refuse_untrained(name, added.module)
+        _reject_untrained(name, added.module)
 
 
 def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[int]) -> None:
@@ -254,7 +254,7 @@ def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[i
         )
 
 
-def _refuse_untrained(name: str, module: nn.Module) -> None:
+def _reject_untrained(name: str, module: nn.Module) -> None:
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if trainable:
         raise ConfigurationError(

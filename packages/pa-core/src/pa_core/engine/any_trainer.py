@@ -773,7 +773,7 @@ class AnyTrainer(ABC):
 
     # Checkpoints and training states
 
-    @checkpoint.refusing_ambiguous_flag
+    @checkpoint.rejecting_ambiguous_flag
     def save_checkpoint(
         self,
         save_path: str | Path,

@@ -17,7 +17,7 @@ from pa_core.engine.prepare import describe_setting
 from pa_core.engine.session import Session
 from pa_core.engine.setup import RunKind, Setup
 from pa_core.errors import StopTrainingError
-from pa_core.steps.input_checks import refuse_run_within_run
+from pa_core.steps.input_checks import reject_nested_run
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.progress import Stage
 from pa_distributed import fail_fast, print_errors_once, require_same
@@ -33,7 +33,7 @@ def require_ready(session: Session, kind: RunKind) -> None:
     Raises:
         ConfigurationError: Another run is in progress.
     """
-    refuse_run_within_run(kind, session.running)
+    reject_nested_run(kind, session.running)
     reshard(session.trainer.model)  # a script may have called it, and the optimizer has the pieces
 
 
@@ -62,7 +62,7 @@ def running(
     try:
         mine = setup.turn.pop()  # unless a run is in progress, perhaps in another thread
     except IndexError:
-        refuse_run_within_run(kind, in_progress or kind)
+        reject_nested_run(kind, in_progress or kind)
         raise
     try:
         session = begin()

@@ -119,14 +119,14 @@ def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
     for columns in batches:
         for row in zip(*map(plain, columns.values()), strict=True):
             values = dict(zip(columns, row, strict=True))
-            line = json.dumps(values, ensure_ascii=False, default=_refuse).translate(_ENDS_OF_LINES)
+            line = json.dumps(values, ensure_ascii=False, default=_reject).translate(_ENDS_OF_LINES)
             try:
                 file.write(line.encode() + b"\n")
             except UnicodeEncodeError:  # a half of a surrogate pair, which JSON can escape
-                file.write(json.dumps(values, default=_refuse).encode() + b"\n")
+                file.write(json.dumps(values, default=_reject).encode() + b"\n")
 
 
-def _refuse(value: object) -> Any:
+def _reject(value: object) -> Any:
     raise BatchOutputError(
         "The predictions have a value that cannot be written.",
         given=f"a value of type {type(value).__name__}",

@@ -53,7 +53,7 @@ def create_accelerator(
             Accelerator has fixed a different precision or device for the whole process.
     """
     check_precision_and_device(mixed_precision, cpu)
-    _refuse_variables()
+    _reject_variables()
     before = _accelerate.precision_of_process()
     if mixed_precision is not None and before not in {None, mixed_precision}:
         # Accelerate itself only compares arguments of Accelerators, not settings in the environment.
@@ -78,7 +78,7 @@ def create_accelerator(
     )
 
 
-def _refuse_variables() -> None:
+def _reject_variables() -> None:
     """Raise an error for variables that plugins of accelerate also set, and that accelerate partly ignores on a CPU."""
     for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
         if _is_true(variable):

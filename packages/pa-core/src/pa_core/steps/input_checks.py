@@ -31,7 +31,7 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
             do="Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
         )
     if loss_func is not None:
-        _refuse_class(loss_func, "loss_func", "loss function", "")
+        _reject_class(loss_func, "loss_func", "loss function", "")
     if loss_func is not None and not callable(loss_func):
         is_name = isinstance(loss_func, str)
         raise ArgumentTypeError(
@@ -80,7 +80,7 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         )
 
 
-def refuse_run_within_run(name: str, running: str | None) -> None:
+def reject_nested_run(name: str, running: str | None) -> None:
     """Raise an error if another run of the same trainer is in progress, which a new one would overwrite.
 
     Args:
@@ -293,7 +293,7 @@ def check_kind_of_module(module: object, argument: str) -> None:
     """
     if isinstance(module, nn.Module):
         return
-    _refuse_class(module, argument, argument, "...")
+    _reject_class(module, argument, argument, "...")
     raise ArgumentTypeError(f"The {argument} must be a torch.nn.Module, got one of type {type(module).__name__}.")
 
 
@@ -305,7 +305,7 @@ def check_kind_of_optimizer(optimizer: object) -> None:
     """
     if isinstance(optimizer, Optimizer):
         return
-    _refuse_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
+    _reject_class(optimizer, "optimizer", "optimizer", "model.parameters(), lr=...")
     # Optimizers of other libraries need not derive from torch's class.
     if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
         is_name = isinstance(optimizer, str)
@@ -341,7 +341,7 @@ def _is_optimizer(value: object) -> bool:
     return isinstance(value, Optimizer) or (isinstance(value, type) and issubclass(value, Optimizer))
 
 
-def _refuse_class(value: object, argument: str, noun: str, arguments: str) -> None:
+def _reject_class(value: object, argument: str, noun: str, arguments: str) -> None:
     if isinstance(value, type):
         name = _qualified(value)
         raise ArgumentTypeError(

@@ -37,15 +37,15 @@ else:
 
         __array_ufunc__ = None  # otherwise a numpy array would become an array of expressions
 
-        def _refuse(self, *_operands: object) -> NoReturn:
+        def _reject(self, *_operands: object) -> NoReturn:
             raise ArgumentTypeError(
                 f"{self} is not a number yet: it gets its value when a run starts. Pass a functools.partial with it as "
                 "create_scheduler_fn, or override create_scheduler()."
             )
 
-        __int__ = __float__ = __complex__ = __index__ = __bool__ = _refuse
-        __lt__ = __le__ = __gt__ = __ge__ = _refuse
-        __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _refuse
+        __int__ = __float__ = __complex__ = __index__ = __bool__ = _reject
+        __lt__ = __le__ = __gt__ = __ge__ = _reject
+        __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _reject
 
 
 _Operator: TypeAlias = "Callable[[_Arithmetic, float], PlaceholderExpression]"

@@ -216,7 +216,7 @@ def check_resume_overrides(allowed: Collection[str]) -> None:
         )
 
 
-def refuse_differences(differences: Iterable[Difference], allowed: Collection[str], advice: Mapping[str, str]) -> None:
+def reject_differences(differences: Iterable[Difference], allowed: Collection[str], advice: Mapping[str, str]) -> None:
     """Raise an error for differences that change what the run means and were not allowed.
 
     Args:

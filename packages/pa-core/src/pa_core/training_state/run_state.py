@@ -37,7 +37,7 @@ from pa_core.training_state.model_state import (
 )
 from pa_core.training_state.own_buffers import restore_own_buffers
 from pa_core.training_state.progress import Phase, Position, Progress
-from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
+from pa_core.training_state.run_settings import Difference, compare_settings, reject_differences
 from pa_core.training_state.script_state import restore_script_state, shown_places
 from pa_core.training_state.snapshotable import LOSS_FUNC, ResumableRun, modules_of
 from pa_core.training_state.stored_values import same_on_all
@@ -268,7 +268,7 @@ class SavedRun:
             "samples_per_update": self._how_to_keep_the_updates(settings),
             "loader": "Only the trainer's own order can continue with other processes and other batches.",
         }
-        refuse_differences(differences, allowed, advice)
+        reject_differences(differences, allowed, advice)
         return differences
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
