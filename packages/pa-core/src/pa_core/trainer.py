@@ -320,7 +320,7 @@ class Trainer(
             self._setup.added.require_usable(self.get_model(), self.optimizer)
             check_data(self._session, arguments.data, arguments)
         exchange = self._session.exchange
-        part = Part(self._setup.accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact)
+        part = Part(self._setup.accelerator, num_averaged=exchange.num_averaged, scales_all=exchange.is_exact)
 
         with self._running("train", arguments, eval_sets, {_OPTIMIZER: part}):
             self.train_dataset = cast("Dataset[Any]", train_data.dataset)

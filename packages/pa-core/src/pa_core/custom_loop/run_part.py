@@ -53,7 +53,7 @@ class RunPart(Part):
         exchange: Exchange,
     ) -> None:
         super().__init__(
-            accelerator, num_averaged=exchange.num_averaged, weighs_all=exchange.is_exact, counted_by="num_items"
+            accelerator, num_averaged=exchange.num_averaged, scales_all=exchange.is_exact, counted_by="num_items"
         )
         self.exchange = exchange
         self.name: str = name

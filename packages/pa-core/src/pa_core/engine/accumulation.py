@@ -27,7 +27,7 @@ class Accumulation:
     Args:
         num_processes: The number of processes, over which gradients are averaged.
         counted_by: The name of the number of items in scripts, for messages.
-        weighs_all: Whether the loss of an only batch is scaled, too, as on any number of processes.
+        scales_all: Whether the loss of an only batch is scaled, too, as on any number of processes.
 
     Attributes:
         items: The items of this process in the current update so far; 0 if losses are means over samples.
@@ -50,9 +50,9 @@ class Accumulation:
         tensor(2.)
     """
 
-    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch", weighs_all: bool = False) -> None:
+    def __init__(self, num_processes: int, *, counted_by: str = "num_items_in_batch", scales_all: bool = False) -> None:
         self._num_processes = num_processes
-        self._weighs_all = weighs_all
+        self._scales_all = scales_all
         self._counted_by = counted_by
         self.counts_items: bool | None = None
         self._counted: BatchPlace | None = None
@@ -77,7 +77,7 @@ class Accumulation:
         weight = place.weight
         if not place.is_empty:
             items = self._count(batch_size, items)
-            is_alone = weight == 1 and self._num_processes == 1 and not self._weighs_all
+            is_alone = weight == 1 and self._num_processes == 1 and not self._scales_all
             if items is not None and not is_alone:
                 if place is not self._counted:  # a further pass over the same batch has the same items
                     self.items += items

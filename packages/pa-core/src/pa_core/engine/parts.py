@@ -52,7 +52,7 @@ class Part:
     Args:
         accelerator: The accelerator of the run.
         num_averaged: The number of processes that gradients are averaged over.
-        weighs_all: Whether the loss of an only batch is scaled, too.
+        scales_all: Whether the loss of an only batch is scaled, too.
         counted_by: The name of the number of items in scripts, for messages.
 
     Attributes:
@@ -70,12 +70,12 @@ class Part:
         accelerator: _accelerate.AcceleratorLike,
         *,
         num_averaged: int,
-        weighs_all: bool,
+        scales_all: bool,
         counted_by: str = "num_items_in_batch",
     ) -> None:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, StatefulScheduler] = {}
-        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by, weighs_all=weighs_all)
+        self.accumulation: Accumulation = Accumulation(num_averaged, counted_by=counted_by, scales_all=scales_all)
         self.modules: dict[str, nn.Module] = {}
         self.is_split: bool = False
         self.is_sharded: bool = False

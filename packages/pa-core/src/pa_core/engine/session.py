@@ -254,7 +254,7 @@ class Session(RunState):
         self.setup.optimizer_modes.train_again()
         if resumption.saved is not None:
             for name, part in self.parts.items():
-                part.accumulation.reference_items = resumption.saved.nominal_items.get(name)
+                part.accumulation.reference_items = resumption.saved.reference_items.get(name)
 
         self.checkpointer.record_layers(self.trainer)
 

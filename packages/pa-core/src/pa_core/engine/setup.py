@@ -185,7 +185,7 @@ class RunState:
         """The gradient scaler of fp16."""
         return self.setup.accelerator.scaler
 
-    def nominal_items(self) -> dict[str, float | None]:
+    def reference_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None if samples are counted."""
         return {name: part.accumulation.reference_items for name, part in self.parts.items()}
 

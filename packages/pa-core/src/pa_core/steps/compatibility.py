@@ -73,7 +73,7 @@ def create_accelerator(
     else:
         return accelerator, arguments
     raise ConfigurationError(
-        f"{requested} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it in one place, and "
+        f"{requested} was requested, and the Accelerator from {create.__qualname__} has {there}. Set it once, and "
         "leave it out elsewhere."
     )
 
@@ -96,7 +96,7 @@ def _is_true(variable: str) -> bool:
 def _conflict(requested: str) -> UnsupportedConfigurationError:
     there = f"mixed_precision={_accelerate.precision_of_process()!r}"
     return UnsupportedConfigurationError(
-        f"{requested} comes after {there}: accelerate has a single precision and device for each process, and an earlier "
+        f"{requested} comes after {there}: accelerate has a single precision and device in a process, and an earlier "
         f"trainer or run has chosen them. Pass the same here, or train in a separate process."
     )
 

@@ -65,7 +65,7 @@ class CheckpointedRun(Protocol):
         """The gradient scaler of fp16."""
         ...
 
-    def nominal_items(self) -> dict[str, float | None]:
+    def reference_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
         ...
 
@@ -508,7 +508,7 @@ class Checkpointer:
             "algorithm": loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
             "settings": dict(settings),
             "hyperparameters": pack_by_optimizer(resumption.hyperparameters),
-            "nominal_items": pack_by_optimizer(state.nominal_items()),
+            "nominal_items": pack_by_optimizer(state.reference_items()),
             "extension": None if extension is None else extension.to_dict(),
         }
         rng_state = self._rng_state if self._interrupted is None else self._interrupted.rng_state

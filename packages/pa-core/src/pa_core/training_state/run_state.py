@@ -219,7 +219,7 @@ class SavedRun:
         if self.algorithm is not None:
             Shuffled(self.algorithm).epoch_order(0, seed=0, epoch=0)  # raises an error for one that is not known
         self.settings: Mapping[str, Any] = run["settings"]
-        self.nominal_items: Mapping[str, float | None] = by_optimizer(run["nominal_items"])
+        self.reference_items: Mapping[str, float | None] = by_optimizer(run["nominal_items"])
         self._hyperparameters: Mapping[str, list[dict[str, Any]]] = by_optimizer(run["hyperparameters"])
         after = run.get("extension")
         self.extension: Extension | None = after and Extension(
