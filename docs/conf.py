@@ -9,7 +9,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the extensions in this
 
 project = "pa: PyTorch, accelerated"
 project_copyright = "the authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.pairs", "docs.reference_links"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "docs.pictures.inlined",
+    "docs.reference_links",
+]
 myst_heading_anchors = 4  # the names that a forge gives them, too
 exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are parts of cost.md
 

@@ -1,15 +1,26 @@
-"""Draw pictures: `python -m docs.pictures FOLDER [NAME ...]`, all of them if none is named."""
+"""Draws what follows from code and figures into files: `python -m docs.pictures [FOLDER]`."""
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
-from docs.pictures.drawing import draw_picture, names_of_pictures
+from docs.pictures import bars, diagrams, loop
+from docs.pictures.drawing import Picture
 
-parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
-parser.add_argument("folder", type=Path, help="where the files are to be")
-parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names_of_pictures())}")
-arguments = parser.parse_args()
-for name in arguments.names or names_of_pictures():
-    draw_picture(name, arguments.folder)
+__all__ = ["DRAWN", "draw_all"]
+
+DRAWN = Path(__file__).with_name("drawn")
+
+
+def draw_all(folder: Path) -> None:
+    """Write a file for each function `draw_NAME`."""
+    for name, draw in {**vars(bars), **vars(diagrams), **vars(loop)}.items():
+        if name.startswith("draw_"):
+            picture = Picture()
+            draw(picture)
+            (folder / f"{name.removeprefix('draw_')}.svg").write_text(picture.svg())
+
+
+if __name__ == "__main__":
+    draw_all(Path(sys.argv[1]) if sys.argv[1:] else DRAWN)

@@ -13,7 +13,8 @@ A page is run from top to bottom in a fresh folder. In these comments, each on a
 - ``<!-- diff: NAME -->``: what changes in a script of `examples/porting`, which the tests of the examples compare.
 
 ``<!-- page tested by: tests/FOLDER/test_NAME.py -->`` leaves a whole page to another test, and what stands between
-``<!-- NAME, written by COMMAND -->`` and ``<!-- end -->`` is generated.
+``<!-- NAME, written by COMMAND -->`` and ``<!-- end -->`` is generated. The site draws
+``<!-- curve NAME: WORDS -->``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _DRAWN = {"eval-rst", "include", "toctree"}
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}|:{3,})(?P<info>.*)")
 _COMMENT = re.compile(r" *<!-- (.*) -->")
 _DIRECTIVE = re.compile(r"(diff|exits|file|needs|not run|raises|tested by): (\S.*)|(new script|same results)")
-_OF_THE_PAGE = re.compile(r"page tested by: .*|.*, written by .*|end")
+_OF_THE_PAGE = re.compile(r"curve \w+: .*|page tested by: .*|.*, written by .*|end")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Builds the site and looks at it in a browser: `python -m tests.docs_site.look FOLDER [PAGE ...]`.
 
 Each page is opened in Chromium at the width of a desktop and of a phone, on light and on dark. What is reported is
-what a reader would meet: a page that is wider than the window, pictures of which not exactly one of the two is seen,
-a search that finds nothing. Screenshots of the named pages, or of some, are for the eye.
+what a reader would meet: a page that scrolls sideways, code, a table or a picture that is cut, words in a picture that
+are too small or have the colour of the page, a search that finds nothing. Screenshots of the named pages, or of some,
+are for the eye.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from typing_extensions import override
 from tests.docs_site.building import build_site
 
 BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
-WIDTHS = {"desktop": 1280, "phone": 390}
+WIDTHS = {"desktop": 1440, "phone": 390}
 THEMES = ("light", "dark")
 SHOWN = ("index", "getting-started", "run", "logging", "schedulers", "performance", "callbacks", "api/pa_core")
 FOUND = "plot_run_history"
+SMALLEST = 11
 SECONDS = 300
 INSPECTION = Path(__file__).with_suffix(".html")
 """Opens one page after the other in a frame of each width, and leaves what it met in the document."""
@@ -112,7 +114,7 @@ def pages_to_open(site: Path) -> list[str]:
 
 def inspection_of(pages: list[str]) -> str:
     """The page that opens all others."""
-    filled = INSPECTION.read_text(encoding="utf-8").replace("FOUND", FOUND)
+    filled = INSPECTION.read_text(encoding="utf-8").replace("FOUND", FOUND).replace("SMALLEST", str(SMALLEST))
     for name, value in (("PAGES", pages), ("WIDTHS", WIDTHS), ("THEMES", THEMES)):
         filled = filled.replace(name, json.dumps(value), 1)
     return filled

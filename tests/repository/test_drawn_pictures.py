@@ -1,55 +1,41 @@
-"""The pictures are kept as files; they show what is drawn today."""
+"""The pictures are kept as files; they show what is drawn today, in colours for light and for dark pages."""
 
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from docs.pictures.drawing import draw_picture, names_of_pictures
+from docs.pictures.__main__ import DRAWN, draw_all
+from docs.pictures.curves import CURVES, draw_curve
+from docs.pictures.drawing import STYLE
 
-DRAWN = Path(__file__).parents[2] / "docs" / "pictures" / "drawn"
-CURVE = re.compile(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: (#\w+)')
-OF_THE_WIDTH = 0.01
-
-
-class Shown(NamedTuple):
-    """What a reader of a picture sees: its words, and its curves with their colours."""
-
-    words: list[str]
-    curves: list[tuple[str, np.ndarray]]
+PICTURES = [*DRAWN.parent.glob("*.svg"), *DRAWN.iterdir()]
 
 
-def shown_in(picture: Path) -> Shown:
-    """Read a picture that matplotlib drew: each text stands in a comment before its outlines."""
-    svg = picture.read_text()
-    points = [(colour, np.array(re.findall(r"[ML] (\S+) (\S+)", path), float)) for path, colour in CURVE.findall(svg)]
-    return Shown(re.findall(r"<!-- (.*?) -->", svg), points)
+def test_kept_pictures_show_what_is_drawn_today(tmp_path: Path) -> None:
+    """Else draw them again: `python -m docs.pictures`."""
+    draw_all(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        path.name: path.read_text() for path in DRAWN.iterdir()
+    }
 
 
-def heights(points: np.ndarray) -> np.ndarray:
-    """How high a curve is at each hundredth of its way, wherever its points are."""
-    at: np.ndarray = np.interp(np.linspace(points[0, 0], points[-1, 0], 101), points[:, 0], points[:, 1])
-    return at
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
+def test_pictures_look_alike_and_are_on_a_page(picture: Path) -> None:
+    """Those that are written by hand have the style of the drawn ones, and each is shown."""
+    assert STYLE in picture.read_text()
+    assert ET.parse(picture).getroot().get("viewBox", "").startswith("0 0 360 ")
+    pages = [*DRAWN.parents[1].glob("*.md"), DRAWN.parents[2] / "README.md"]
+    assert any(f"{picture.relative_to(DRAWN.parent).as_posix()}" in page.read_text() for page in pages)
 
 
-@pytest.mark.parametrize("name", names_of_pictures())
-def test_a_kept_picture_shows_what_is_drawn_today(name: str, tmp_path: Path) -> None:
-    """Else draw them again: `python -m docs.pictures docs/pictures/drawn`."""
-    for drawn in draw_picture(name, tmp_path):
-        kept, now = shown_in(DRAWN / drawn.name), shown_in(drawn)
-        assert kept.words == now.words
-        assert [colour for colour, _ in kept.curves] == [colour for colour, _ in now.curves]
-        for (_, before), (_, after) in zip(kept.curves, now.curves, strict=True):
-            assert np.abs(before[[0, -1]] - after[[0, -1]]).max() < OF_THE_WIDTH * 700
-            assert np.abs(heights(before) - heights(after)).max() < OF_THE_WIDTH * 700
-
-
-def test_only_pictures_that_exist_can_be_drawn(tmp_path: Path) -> None:
-    """A name that is misspelt is answered with those that there are."""
-    with pytest.raises(ValueError, match="There is no picture 'histry'; there are cost, distributions, "):
-        draw_picture("histry", tmp_path)
-    assert {path.stem.rpartition("-")[0] for path in DRAWN.iterdir()} <= set(names_of_pictures())
+def test_each_curve_is_drawn_where_a_page_names_it() -> None:
+    """With two colours for each that a light page has, and with words as text, which keep their size."""
+    pages = "".join(page.read_text() for page in DRAWN.parents[1].glob("*.md"))
+    assert {*re.findall(r"^<!-- curve (\w+): ", pages, re.MULTILINE)} == {*CURVES}
+    curve = draw_curve("wsd")
+    assert "optimizer updates" in [element.text for element in ET.fromstring(curve).iter()]
+    assert not re.search(r"(fill|stroke): #", curve)
