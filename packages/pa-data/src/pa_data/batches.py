@@ -1,4 +1,4 @@
-"""Describing what a loader yields, for error messages, and rebuilding it with other values."""
+"""Functions that describe a batch for error messages, and that build a copy of it with different values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ _MAX_ITEMS = 8
 
 
 def describe_batch(batch: object) -> str:
-    """Return the types, shapes, dtypes and keys of a batch or a sample, without its values.
+    """Return the types, shapes, dtypes and keys of a batch or a sample as a text, without its values.
+
+    Use it in error messages about a batch of an unexpected structure.
+
+    Args:
+        batch: Any object. Lists, tuples, mappings and dataclasses are described with their items, up to a depth of
+            three and up to eight items each.
+
+    Returns:
+        The description, beginning with an article.
 
     Example:
         >>> import torch
@@ -30,7 +39,26 @@ def describe_batch(batch: object) -> str:
 
 
 def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
-    """Whether a value has items under keys: a mapping, or what ``dict()`` and ``**`` take for one."""
+    """Return whether a value has items under keys, as far as ``dict()`` and ``**`` are concerned.
+
+    Some libraries have batches with ``keys`` and ``__getitem__`` that do not derive from ``Mapping``. This function
+    recognises them, too.
+
+    Args:
+        value: Any object.
+
+    Returns:
+        True for mappings, and for objects whose class has ``keys`` and ``__getitem__``.
+
+    Example:
+        >>> class Batch:
+        ...     def keys(self):
+        ...         return ["image"]
+        ...     def __getitem__(self, key):
+        ...         return 0
+        >>> is_mapping(Batch()), is_mapping([0])
+        (True, False)
+    """
     kind = type(value)
     return isinstance(value, Mapping) or (
         callable(getattr(kind, "keys", None)) and callable(getattr(kind, "__getitem__", None))
@@ -38,22 +66,60 @@ def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
 
 
 def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
-    """Return the keys of what ``is_mapping``; iterating over it may give something else."""
+    """Return the keys of an object that ``is_mapping`` recognises.
+
+    Iterating over such an object may yield something other than keys, for example the samples of a batch.
+
+    Args:
+        mapping: The object.
+
+    Returns:
+        The keys in their order.
+
+    Example:
+        >>> keys_of({"image": 0, "label": 1})
+        ['image', 'label']
+    """
     return list(mapping.keys())
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is a tensor, or an array of another library such as NumPy."""
+    """Return whether a value is a tensor, or an array of NumPy or a similar library.
+
+    Args:
+        value: Any object.
+
+    Returns:
+        True for tensors, and for objects whose class has ``shape`` and ``__array__``.
+
+    Example:
+        >>> import numpy, torch
+        >>> is_array(torch.zeros(2)), is_array(numpy.zeros(2)), is_array([0, 0])
+        (True, True, False)
+    """
     kind = type(value)
     return isinstance(value, Tensor) or (hasattr(kind, "__array__") and hasattr(kind, "shape"))
 
 
 def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any:
-    """Return a list or tuple of the same class with changed items, or itself if none of them changes.
+    """Return a list or tuple of the same class in which a function has replaced each item.
+
+    Named tuples and subclasses of list keep their class and attributes, which a plain list comprehension loses.
 
     Args:
-        values: The list or tuple, perhaps a named one.
-        change: Called with each item.
+        values: The list or tuple. It is not changed.
+        change: A function that is called with each item, and returns the new item.
+
+    Returns:
+        The new object, or ``values`` itself if no item has changed.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> class Pair(NamedTuple):
+        ...     image: int
+        ...     label: int
+        >>> rebuilt_sequence(Pair(1, 2), lambda item: item * 10)
+        Pair(image=10, label=20)
     """
     changed = [change(value) for value in values]
     if all(new is old for new, old in zip(changed, values, strict=True)):
@@ -67,11 +133,19 @@ def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any
 
 
 def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    """Return a mapping of the same class with changed values, or itself if none of them changes.
+    """Return a mapping of the same class in which a function has replaced each value.
 
     Args:
-        values: The mapping.
-        change: Called with each value.
+        values: The mapping. It is not changed.
+        change: A function that is called with each value, and returns the new value.
+
+    Returns:
+        The new mapping, or ``values`` itself if no value has changed.
+
+    Example:
+        >>> from collections import OrderedDict
+        >>> rebuilt_mapping(OrderedDict(image=1, label=2), lambda value: value * 10) == OrderedDict(image=10, label=20)
+        True
     """
     changed = {key: change(value) for key, value in values.items()}
     if all(changed[key] is value for key, value in values.items()):
@@ -85,6 +159,7 @@ def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> 
 
 
 def _describe(value: Any, depth: int) -> str:
+    """Return the description of a value without an article."""
     kind: type[Any] = value.__class__
     if depth < 0:
         return kind.__name__
@@ -102,7 +177,7 @@ def _describe(value: Any, depth: int) -> str:
 
 
 def _names_of_fields(kind: type[Any]) -> Sequence[str] | None:
-    """The fields of a dataclass or a named tuple."""
+    """Return the fields of a dataclass or a named tuple, or None for other classes."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     fields: Any = getattr(kind, "_fields", None)
@@ -110,5 +185,6 @@ def _names_of_fields(kind: type[Any]) -> Sequence[str] | None:
 
 
 def _listed(names: Sequence[str], values: Iterable[Any], depth: int) -> str:
+    """Return the descriptions of some values, separated by commas."""
     items = [name + _describe(value, depth - 1) for name, value in zip(names[:_MAX_ITEMS], values, strict=False)]
     return ", ".join([*items, "..."] if len(names) > _MAX_ITEMS else items)

@@ -1,6 +1,7 @@
-"""Random numbers: keys to seed with, and the RNG states of a process, which can be seeded, saved and restored.
+"""Keys for random numbers, and functions that seed, save and restore the random number generators of a process.
 
-Seeding costs 6 to 12 microseconds; saving and restoring all states eight times as much, so that is done once a batch.
+Seeding all generators takes 6 to 12 microseconds. Saving and restoring them takes eight times as long, so loaders do it
+once for each batch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 RNGState: TypeAlias = dict[str, Any]
-"""The states of the generators of a process, by name."""
+"""The states of the random number generators of a process, by name."""
 
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN_GAMMA = 0x9E37_79B9_7F4A_7C15
@@ -37,18 +38,25 @@ _MULTIPLIER_2 = 0x94D0_49BB_1331_11EB
 
 
 def extend_key(key: int, value: int) -> int:
-    """Mix one more value into a 64-bit key.
+    """Mix another integer into a 64-bit key.
 
-    The new key is the splitmix64 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", 2014) of ``(key ^ value) + 0x9E3779B97F4A7C15``. It is a bijection of ``value`` for a fixed
-    key, so different values never give the same key. Saved states rely on it: it never changes.
+    Use it to derive many keys from a key, for example a key for each sample from the key of an epoch. For a fixed key,
+    different values always give different results. The function is the splitmix64 finaliser (Steele, Lea and Flood,
+    "Fast splittable pseudorandom number generators", 2014) of ``(key ^ value) + 0x9E3779B97F4A7C15``. It will never
+    change, since saved states rely on it.
 
     Args:
-        key: A key from `mix` or `extend_key`.
-        value: Any integer; it counts modulo 2**64.
+        key: A key that ``mix`` or ``extend_key`` has returned.
+        value: Any integer; it is taken modulo 2**64.
 
     Returns:
         An integer in ``[0, 2**64)``.
+
+    Example:
+        >>> key_of_epoch = mix(0, 3)
+        >>> keys_of_samples = [extend_key(key_of_epoch, index) for index in range(1000)]
+        >>> len(set(keys_of_samples))
+        1000
     """
     mixed = ((key ^ (value & _MASK_64)) + _GOLDEN_GAMMA) & _MASK_64
     mixed = ((mixed ^ (mixed >> 30)) * _MULTIPLIER_1) & _MASK_64
@@ -57,12 +65,14 @@ def extend_key(key: int, value: int) -> int:
 
 
 def mix(*values: int) -> int:
-    """Turn some integers, such as (seed, epoch, sample index), into one well-mixed 64-bit key.
+    """Turn several integers, for example a seed, an epoch and a sample index, into a 64-bit key.
 
-    The order of the values counts, and ``mix(a, b, c) == extend_key(mix(a, b), c)``.
+    Seeding with a sum such as ``seed + epoch`` gives the same random numbers for many pairs. The result of this
+    function differs for different values, except with a probability of about 2**-64, and depends on their order.
+    ``mix(a, b, c)`` equals ``extend_key(mix(a, b), c)``.
 
     Args:
-        values: Any integers; each counts modulo 2**64.
+        values: Any integers; each is taken modulo 2**64.
 
     Returns:
         An integer in ``[0, 2**64)``.
@@ -80,21 +90,21 @@ def mix(*values: int) -> int:
 
 
 _generators_of_numpy: dict[type[Any], list[Any]] = {}
-"""By their kind, those that no context has in use."""
+"""By class, the generators that no block is using."""
 
 
 def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
-    """Seed the global generators of Python, of NumPy and of torch on the CPU.
+    """Seed the global random number generators of Python, NumPy and torch.
 
-    Generators that a dataset owns are left alone.
+    Use it with a key from ``mix`` to make the augmentation of a sample depend only on the seed, the epoch and the
+    sample. Custom generators, for example ``numpy.random.default_rng()``, are not seeded.
 
     Args:
-        key: A well-mixed 64-bit integer, such as ``mix(seed, epoch, index)``.
-        *more: Integers that extend the key, see `extend_key`.
-        device: An accelerator whose generator is seeded too, if there is any.
+        key: A 64-bit key, for example ``mix(seed, epoch, index)``.
+        *more: Integers that extend the key, as ``extend_key`` does. By default there are none.
+        device: An accelerator whose generator is seeded, too. By default only the CPU is.
 
     Example:
-        >>> from pa_data.rng import mix
         >>> seed_rng(mix(0, 3, 12))
         >>> first = random.random(), torch.rand(()).item()
         >>> seed_rng(mix(0, 3, 12))
@@ -114,16 +124,28 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Generator[None]:
-    """Save the global RNG states and restore them on exit.
+    """Restore the global random number generators of Python, NumPy and torch when the block ends.
 
-    Seed them before drawing: inside the context their state is undefined. NumPy's functions draw from another generator
-    there, since restoring the state of NumPy's would take as long as all the rest.
+    Use it around code that seeds the generators, such as the augmentation of a sample, so that it does not affect the
+    random numbers of training. Call ``seed_rng`` first in the block: until then the state of the generators is
+    undefined. NumPy uses a different generator within the block, since restoring its own would take as long as all the
+    rest. If your code must continue the present random numbers, use ``restored_rng_states``.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> expected = torch.rand(2)[1]
+        >>> _ = torch.manual_seed(0), torch.rand(1)
+        >>> with preserve_rng_state():
+        ...     seed_rng(mix(0, 3, 12))
+        ...     noise = torch.rand(8)
+        >>> bool(torch.rand(1) == expected)
+        True
     """
     random_of_numpy = numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
     of_numpy = random_of_numpy.get_state(legacy=False)
     generator: object = random_of_numpy.get_bit_generator()
-    # Of the same kind, which may be the user's choice: workers, where nothing is restored, draw from that one.
+    # Of the same class, which the user may have chosen: workers, where nothing is restored, draw from it.
     kind: type[Any] = type(generator)
     others = _generators_of_numpy.setdefault(kind, [])
     other = others.pop() if others else kind(0)
@@ -142,18 +164,34 @@ def preserve_rng_state() -> Generator[None]:
 
 @cache
 def numpy_random() -> ModuleType:
-    """Return ``numpy.random``, which is not imported before something draws."""
+    """Return the module ``numpy.random``, which is imported at the first call.
+
+    Importing it takes some milliseconds, which a script that draws no random numbers can avoid.
+
+    Returns:
+        The module.
+
+    Example:
+        >>> numpy_random().seed(0)
+        >>> float(numpy_random().rand()) < 1
+        True
+    """
     return importlib.import_module("numpy.random")
 
 
 def capture_rng_state(device: torch.device) -> RNGState:
-    """Return the RNG states of Python, NumPy, torch, and torch on the accelerator.
+    """Return the states of the global random number generators of Python, NumPy and torch.
+
+    Save the result in a checkpoint, and pass it to ``restore_rng_state`` when the run resumes, so that dropout and
+    augmentation continue with the same random numbers.
 
     Args:
-        device: The device of the run.
+        device: The device of the run. If it is an accelerator, the state of its generator is included.
+
+    Returns:
+        A dictionary with the entries ``"python"``, ``"numpy"``, ``"torch"`` and, for an accelerator, ``"device"``.
 
     Example:
-        >>> import torch
         >>> state = capture_rng_state(torch.device("cpu"))
         >>> first = torch.rand(1)
         >>> restore_rng_state(state, torch.device("cpu"))
@@ -172,13 +210,15 @@ def capture_rng_state(device: torch.device) -> RNGState:
 
 @contextmanager
 def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) -> Generator[None]:
-    """Restore all RNG states on exit, and the generators that loaders and their samplers draw from.
+    """Restore all random number generators when the block ends, including the generators of some data loaders.
 
-    Unlike inside `preserve_rng_state`, draws continue from the states as they are.
+    Use it around work that must not affect the training, for example an evaluation during training.
+    Unlike ``preserve_rng_state``, the code in the block continues from the present states, and may draw at once. It
+    also covers accelerators and loaders, and is slower.
 
     Args:
-        device: The device of the run.
-        loaders: Loaders, samplers or generators.
+        device: The device of the run. If it is an accelerator, its generator is restored, too.
+        loaders: Data loaders, samplers or generators whose generators are restored. By default there are none.
 
     Example:
         >>> with restored_rng_states(torch.device("cpu")):
@@ -187,7 +227,7 @@ def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) ->
         True
     """
     state = capture_rng_state(device)
-    generators = [(one, one.get_state()) for loader in loaders for one in _generators(loader)]
+    generators = [(generator, generator.get_state()) for loader in loaders for generator in _generators(loader)]
     try:
         yield
     finally:
@@ -197,6 +237,7 @@ def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) ->
 
 
 def _generators(of: object) -> list[torch.Generator]:
+    """Return the generators of a loader and of its samplers."""
     if isinstance(of, torch.Generator):
         return [of]
     parts = [getattr(of, name, None) for name in ("generator", "sampler", "batch_sampler")]
@@ -204,11 +245,19 @@ def _generators(of: object) -> list[torch.Generator]:
 
 
 def restore_rng_state(state: RNGState, device: torch.device) -> None:
-    """Restore the RNG states of this process.
+    """Set the global random number generators to captured states.
 
     Args:
-        state: What ``capture_rng_state`` returned.
-        device: The device of the run. The RNG of an accelerator is left alone if the states were captured without one.
+        state: The result of ``capture_rng_state``.
+        device: The device of the run. The generator of an accelerator keeps its state if the states were captured
+            without an accelerator.
+
+    Example:
+        >>> state = capture_rng_state(torch.device("cpu"))
+        >>> first = random.random()
+        >>> restore_rng_state(state, torch.device("cpu"))
+        >>> random.random() == first
+        True
     """
     random.setstate(state["python"])
     numpy_random().set_state(state["numpy"])

@@ -1,4 +1,4 @@
-"""Datasets in many files (JSON lines, Parquet, tar archives) with random access to their samples."""
+"""Datasets in many files (text, JSON lines, Parquet, tar archives) with random access to their samples."""
 
 from __future__ import annotations
 

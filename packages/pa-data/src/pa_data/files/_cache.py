@@ -1,4 +1,4 @@
-"""What was read or decoded last, kept until it takes too many bytes; each process has its own."""
+"""A cache of decoded parts of files, limited in bytes; each process has its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MANY, _OF = 20, 200
 
 
 class Piece(Protocol):
-    """Something whose size is known, such as a table of pyarrow or an array."""
+    """An object of known size, for example a table of pyarrow or an array."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that it takes."""
+        """The number of bytes in memory."""
         ...
 
 
@@ -29,10 +29,10 @@ _PieceT = TypeVar("_PieceT", bound=Piece)
 
 
 class KeptPieces:
-    """Pieces of files, of which those that were used last are kept; one is kept no matter how large it is.
+    """Parts of files that were used last; a single part is kept even if it is larger than the limit.
 
     Args:
-        max_bytes: How many bytes all of them may take.
+        max_bytes: The largest number of bytes of all parts together.
 
     Example:
         >>> pieces = KeptPieces(max_bytes=3)
@@ -46,18 +46,18 @@ class KeptPieces:
         self._forget()
 
     def _forget(self) -> None:
-        """Start again, as a process does that was forked from one that has read."""
+        """Start empty, as in a process that was forked from a process with parts."""
         self._process = os.getpid()
         self._pieces: OrderedDict[Hashable, Piece] = OrderedDict()
         self._num_bytes = self._num_asked = self._num_made_again = 0
         self._dropped: set[Hashable] = set()
 
     def get(self, key: Hashable, make: Callable[[], _PieceT]) -> _PieceT:
-        """Return a piece, made if it is not there.
+        """Return a part, and create it if it is missing.
 
         Args:
-            key: What the piece is known by.
-            make: Makes it.
+            key: The key of the part.
+            make: A function that creates the part.
         """
         if self._process != os.getpid():
             self._forget()
@@ -78,7 +78,7 @@ class KeptPieces:
         return cast("_PieceT", piece)
 
     def _warn_of_waste(self) -> None:
-        """Warn once if a tenth of what is requested had been thrown away a moment before."""
+        """Warn once if a tenth of the requested parts had been dropped shortly before."""
         if self._num_made_again == _MANY and not self._has_warned:
             self._has_warned = True
             warn_user(
@@ -88,5 +88,5 @@ class KeptPieces:
 
     @override
     def __reduce__(self) -> tuple[type[KeptPieces], tuple[int]]:
-        """Pickle no pieces: another process reads its own."""
+        """Pickle no parts: a different process reads its own."""
         return KeptPieces, (self.max_bytes,)

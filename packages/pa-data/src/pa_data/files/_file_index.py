@@ -1,4 +1,4 @@
-"""What has to be known of a file before any of its samples can be read, found once and kept in a folder."""
+"""Indexes of files, such as the positions of lines, which are computed once and kept in a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pa_data.files._file_systems import Stamp, is_url
 __all__ = ["Arrays", "IndexFolder"]
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-"""Arrays of one dimension, such as where each line begins, by name."""
+"""One-dimensional arrays by name, for example with the beginning of each line."""
 
 _LOCK = ".lock"
 _DIGEST = "sha256"
@@ -29,13 +29,13 @@ _MOST_CHARACTERS = 120
 
 
 class IndexFolder:
-    """A folder with one small file for each file of a dataset; arrays are mapped into memory, not read.
+    """A folder with a small index file for each file of a dataset, whose arrays are mapped into memory.
 
-    An index is used as long as its file has the size and the version that it had, and its own digest fits. Of several
-    processes that miss one, the first makes it, and the others wait for it.
+    An index is valid as long as its file has the recorded size and version, and its digest is right. If several
+    processes miss the same index, the first computes it, and the others wait.
 
     Args:
-        folder: The folder; it is made if it is not there.
+        folder: The folder, which is created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,9 +47,9 @@ class IndexFolder:
 
         Args:
             path: The file.
-            kind: The versioned name of what makes the index.
-            stamp: What the file looks like now.
-            make: Makes the index.
+            kind: The versioned name of the algorithm that computes the index.
+            stamp: The present size and version of the file.
+            make: A function that computes the index.
         """
         target = self._place(path, kind)
         meta = {"kind": kind, "size": str(stamp.size), "version": stamp.version}
@@ -65,13 +65,14 @@ class IndexFolder:
             return arrays
 
     def _read(self, target: Path, meta: Mapping[str, str]) -> Arrays | None:
-        """Map an index, whose bytes are verified once: a sample would be cut out of others at a wrong place."""
+        """Map an index. Its bytes are verified once, since a wrong index would cut samples at wrong places."""
         arrays = _read(target, meta, verify=target not in self._verified)
         if arrays is not None:
             self._verified.add(target)
         return arrays
 
     def _place(self, path: str, kind: str) -> Path:
+        """Return the path of the index of a file."""
         from_here = path if is_url(path) else _relative(path, self._folder)
         digest = hashlib.sha256(from_here.encode()).hexdigest()[:12]
         name = quote(path.replace("\\", "/").rpartition("/")[2], safe=" ")[:_MOST_CHARACTERS]
@@ -79,7 +80,7 @@ class IndexFolder:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Generator[None]:
-        """Within the context, no other process that sees the folder makes the same index, if the system knows locks."""
+        """Let no other process compute the same index within the block, on systems with locks."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if sys.platform == "win32":
             yield
@@ -94,6 +95,7 @@ class IndexFolder:
 
 
 def _relative(path: str, folder: Path) -> str:
+    """Return a path relative to a folder, or the absolute path if it is on a different drive."""
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:  # another drive
@@ -101,6 +103,7 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def _write(target: Path, meta: Mapping[str, str], arrays: Arrays) -> None:
+    """Write an index in a single step."""
     from safetensors.numpy import save
 
     made = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -117,6 +120,7 @@ _DTYPES = {"I64": np.int64, "U8": np.uint8}
 
 
 def _digest(arrays: Arrays) -> str:
+    """Return the digest of arrays."""
     whole = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         whole.update(f"{name} {array.dtype} {array.shape};".encode())
@@ -125,7 +129,7 @@ def _digest(arrays: Arrays) -> str:
 
 
 def _read(target: Path, meta: Mapping[str, str], *, verify: bool) -> Arrays | None:
-    """Map the arrays of a file of safetensors; None if it is not there, is of another state of the file, or damaged."""
+    """Map the arrays of an index file; return None if it is missing, out of date or damaged."""
     try:
         with target.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -139,9 +143,10 @@ def _read(target: Path, meta: Mapping[str, str], *, verify: bool) -> Arrays | No
 
 
 def _mapped(target: Path, begin: int, about: Mapping[str, Any]) -> NDArray[np.generic]:
+    """Return an array that is mapped into memory."""
     shape = tuple(about["shape"])
     dtype = _DTYPES[about["dtype"]]
     if math.prod(shape) == 0:
         return np.empty(shape, dtype)
-    # As a plain array, of which single elements are had in a tenth of the time.
+    # As a plain array, whose elements are read ten times as fast.
     return np.asarray(np.memmap(target, dtype, "r", begin + about["data_offsets"][0], shape))

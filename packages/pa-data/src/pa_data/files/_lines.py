@@ -23,20 +23,21 @@ _NEW_LINE, _RETURN = b"\n", b"\r"
 
 @dataclass(frozen=True)
 class TextLines:
-    r"""Reads text files: each line is a sample, a string without the end of the line. Empty lines are skipped.
+    r"""Read text files in which each line is a sample, as a string without the line break.
 
-    Where the lines begin is found by reading each file once; see ``index`` of `ShardedFiles`.
+    Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Each file is read once to find its lines; pass
+    ``index`` to ``ShardedFiles`` to keep the positions.
 
     Attributes:
-        encoding: How characters are written; one that writes a new line as the byte 10, as UTF-8 does.
+        encoding: The encoding of the text. It must write a line break as byte 10, as the default, UTF-8, does.
 
     Example:
         >>> import tempfile, pathlib
         >>> from pa_data.files import ShardedFiles
         >>> folder = tempfile.TemporaryDirectory()
-        >>> _ = pathlib.Path(folder.name, "a.txt").write_text("one\ntwo\n")
+        >>> _ = pathlib.Path(folder.name, "a.txt").write_text("first\nsecond\n")
         >>> list(ShardedFiles(f"{folder.name}/*.txt", TextLines()))
-        ['one', 'two']
+        ['first', 'second']
         >>> folder.cleanup()
     """
 
@@ -44,11 +45,47 @@ class TextLines:
     encoding: str = "utf-8"
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of lines that are not empty."""
+        r"""Return the number of lines of a file that are not empty.
+
+        Args:
+            file: The file.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            ShardError: The file is missing or damaged.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "a.txt")
+            ...     _ = path.write_text("first\n\nsecond\n")
+            ...     TextLines().count(ShardFile(str(path)))
+            2
+        """
         return len(_places(file)["begins"])
 
     def open(self, file: ShardFile) -> _LinesOfFile[str]:
-        """Open a file."""
+        r"""Open a file for reading its lines in any order.
+
+        Args:
+            file: The file.
+
+        Returns:
+            An object that returns line ``n`` for the index ``n``, counted from 0.
+
+        Raises:
+            ShardError: The file is missing or damaged. Reading a line raises it if the encoding is wrong.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "a.txt")
+            ...     _ = path.write_text("first\nsecond\n")
+            ...     TextLines().open(ShardFile(str(path)))[1]
+            'second'
+        """
         return _LinesOfFile(
             file, lambda line: line.removesuffix(_RETURN).decode(self.encoding), f"text in {self.encoding}"
         )
@@ -56,9 +93,10 @@ class TextLines:
 
 @dataclass(frozen=True)
 class JsonLines:
-    r"""Reads files of JSON lines: each line is a sample, as `json.loads` parses it. Empty lines are skipped.
+    r"""Read files of JSON lines, in which each line is a sample, as ``json.loads`` parses it.
 
-    Where the lines begin is found by reading each file once; see ``index`` of `ShardedFiles`.
+    Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Each file is read once to find its lines; pass
+    ``index`` to ``ShardedFiles`` to keep the positions.
 
     Example:
         >>> import tempfile, pathlib
@@ -73,16 +111,52 @@ class JsonLines:
     name: ClassVar[str] = "json-lines-v1"
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of lines that are not empty."""
+        r"""Return the number of lines of a file that are not empty.
+
+        Args:
+            file: The file.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            ShardError: The file is missing or damaged.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "a.jsonl")
+            ...     _ = path.write_text('{"x": 1}\n{"x": 2}\n')
+            ...     JsonLines().count(ShardFile(str(path)))
+            2
+        """
         return len(_places(file)["begins"])
 
     def open(self, file: ShardFile) -> _LinesOfFile[Any]:
-        """Open a file."""
+        r"""Open a file for reading its lines in any order.
+
+        Args:
+            file: The file.
+
+        Returns:
+            An object that returns the parsed line ``n`` for the index ``n``, counted from 0.
+
+        Raises:
+            ShardError: The file is missing or damaged. Reading a line raises it if the line is not valid JSON.
+
+        Example:
+            >>> import tempfile, pathlib
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "a.jsonl")
+            ...     _ = path.write_text('{"x": 1}\n{"x": 2}\n')
+            ...     JsonLines().open(ShardFile(str(path)))[1]
+            {'x': 2}
+        """
         return _LinesOfFile(file, json.loads, "one JSON value in UTF-8 on each line")
 
 
 class _LinesOfFile(Generic[_SampleT]):
-    """The samples of an open file, each made of the bytes of its line, with a carriage return if it ends in one."""
+    """The samples of an open file, parsed from the bytes of their lines, including a carriage return at the end."""
 
     def __init__(self, file: ShardFile, parse: Callable[[bytes], _SampleT], expected: str) -> None:
         self._file, self._parse, self._expected = file, parse, expected
@@ -100,17 +174,18 @@ class _LinesOfFile(Generic[_SampleT]):
             number = 1 + sum(block.count(_NEW_LINE) for block in blocks)
             raise ShardError(
                 f"A line of a file cannot be read. Got {self._file.path}, line {number}: {error}, expected "
-                f"{self._expected}. Correct or remove the line. If it is the last one, the file may be incomplete: "
+                f"{self._expected}. Correct or remove the line. If it is the last line, the file may be incomplete: "
                 "copy or write it again."
             ) from error
 
 
 def _places(file: ShardFile) -> Arrays:
+    """Return the beginning and the end of each line."""
     return file.index("lines-v1", lambda: _find_lines(file))
 
 
 def _find_lines(file: ShardFile) -> Arrays:
-    """Find where the lines of a file begin and end, those that are empty left out."""
+    """Find the beginning and the end of each line that is not empty."""
     ends: list[NDArray[np.int64]] = []
     returns: list[NDArray[np.int64]] = []
     position = 0

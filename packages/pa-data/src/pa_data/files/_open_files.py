@@ -1,4 +1,4 @@
-"""The files that a process has open: those that were used last, as many as a window reaches over."""
+"""The open files of a process: the files that were used last, as many as a window covers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 128
 
 
 class OpenShards:
-    """Files that are open; those that were used longest ago are closed.
+    """Open files; files that were not used for the longest time are closed.
 
     Args:
         window: The number of samples that are read in random order.
@@ -29,12 +29,12 @@ class OpenShards:
         self._forget()
 
     def get(self, number: int, count: int, open_shard: Callable[[], OpenShard[Any]]) -> OpenShard[Any]:
-        """Return an open shard, opened by this process: what a store's client opened is of no use after a fork.
+        """Return an open shard that this process has opened: clients of stores do not survive a fork.
 
         Args:
             number: The number of the shard.
             count: The number of its samples.
-            open_shard: Opens it.
+            open_shard: A function that opens it.
         """
         if self._process != os.getpid():
             self._forget()
@@ -52,11 +52,12 @@ class OpenShards:
         return self._shards[number][0]
 
     def _forget(self) -> None:
+        """Start without open files."""
         self._process = os.getpid()
         self._shards: OrderedDict[int, tuple[OpenShard[Any], int]] = OrderedDict()
         self._num_samples = 0
 
     @override
     def __reduce__(self) -> tuple[type[OpenShards], tuple[int, int]]:
-        """Pickle no open files: another process opens its own."""
+        """Pickle no open files: a different process opens its own."""
         return OpenShards, (self._window, self._lanes)

@@ -1,4 +1,4 @@
-"""One file of a dataset as readers see it: any part of it, its index, and what was decoded of it."""
+"""A file of a dataset for its reader: any part of it, its index, and its decoded parts."""
 
 from __future__ import annotations
 
@@ -34,25 +34,49 @@ _UNKNOWN = (".zst", ".zstd", ".lz4", ".snappy", ".br", ".zip", ".7z")
 
 
 class ByteSource(Protocol):
-    """An open file of which any part can be read."""
+    """Describe an open file from which any range of bytes can be read; ``ShardFile.source`` returns it."""
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``; fewer where the file ends."""
+        """Return the bytes ``[start, stop)`` of the file, or fewer at its end.
+
+        Args:
+            start: The position of the first byte.
+            stop: The position after the last byte.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            ShardError: The file cannot be read.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.txt")
+            ...     _ = path.write_text("first, second")
+            ...     ShardFile(str(path)).source().read(7, 13)
+            b'second'
+        """
         ...
 
 
 class ShardFile:
-    """One file of a dataset, as its reader sees it; made by `ShardedFiles`, or by you to try a reader.
+    """Give a reader access to a file of a dataset, on disk or in an object store, compressed or not.
+
+    ``ShardedFiles`` creates an object for each file, and passes it to ``count`` and ``open`` of its reader. Create an
+    object yourself to try out a reader.
 
     Args:
-        path: The path or the URL.
-        name: The name within the folder that all files of the dataset are in; by default without any folder.
-        options: What the file system of a URL is made with.
+        path: The path or the URL of the file.
+        name: The name of the file within the common folder of the dataset. By default it is the name without any
+            folder.
+        options: The arguments for the file system of a URL, for example credentials, as fsspec takes them. The default
+            is none.
 
     Attributes:
-        path: The path or the URL.
-        name: The name within the folder that all files of the dataset are in.
-        options: What the file system of a URL is made with.
+        path: The path or the URL of the file.
+        name: The name of the file within the common folder of the dataset.
+        options: The arguments for the file system of a URL.
 
     Example:
         >>> import tempfile
@@ -60,10 +84,10 @@ class ShardFile:
         >>> from pa_data.files import TextLines
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "a.txt")
-        >>> _ = path.write_text("one, two")
+        >>> _ = path.write_text("first, second")
         >>> file = ShardFile(str(path))
-        >>> file.source().read(5, 8), TextLines().count(file)
-        (b'two', 1)
+        >>> file.source().read(7, 13), TextLines().count(file)
+        (b'second', 1)
         >>> folder.cleanup()
     """
 
@@ -77,48 +101,76 @@ class ShardFile:
 
     @cached_property
     def _stamp(self) -> Stamp:
-        """What the file looked like when it was first looked at."""
+        """The size and the version of the file when it was first read."""
         return stamp_of(self.path, self.options)
 
     @property
     def size(self) -> int:
-        """The number of bytes of the file, as it is."""
+        """The number of bytes of the file, compressed if it is compressed."""
         return self._stamp.size
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its bytes can only be had by decompressing all that come before."""
+        """Whether the file is compressed, so that its bytes can only be read from the beginning."""
         return self._ending in _COMPRESSED
 
     @property
     def _ending(self) -> str:
+        """The extension of the file."""
         return PurePosixPath(self.path).suffix.lower()
 
     @property
     def has_index_in_memory(self) -> bool:
-        """Whether the whole file was read to find its samples, and will be when the script is started again."""
+        """Whether the whole file was read to find its samples, which happens again at the next start of the script."""
         return bool(self._in_memory)
 
     def source(self) -> ByteSource:
-        """Open the file for reading any part of it.
+        """Open the file for reading any range of bytes.
 
-        A compressed file is decompressed whole, and held in memory while it is in use.
+        A compressed file is decompressed completely, and kept in memory while it is in use.
+
+        Returns:
+            An object with ``read(start, stop)``.
 
         Raises:
-            ShardError: It is missing or damaged, or holds too much to be decompressed.
+            ShardError: The file is missing or damaged, or too large to be decompressed in memory.
+
+        Example:
+            >>> import gzip, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.txt.gz")
+            ...     _ = path.write_bytes(gzip.compress(b"first, second"))
+            ...     ShardFile(str(path)).source().read(7, 13)
+            b'second'
         """
         if self.is_compressed:
             return _Decompressed(self)
         return _RemoteBytes(self) if is_url(self.path) else _LocalBytes(self)
 
     def open(self, *, reads_all: bool = False) -> BinaryIO:
-        """Open the file as it is, compressed or not, for reading and seeking.
+        """Open the file for reading and seeking, without decompressing it.
+
+        Use it for libraries that read a file object, for example pyarrow.
 
         Args:
-            reads_all: Whether to fetch from a store ahead of what is read, rather than just that.
+            reads_all: Whether to read ahead from an object store, for reading the whole file. The default, False,
+                fetches only the requested bytes.
+
+        Returns:
+            A file that is open in binary mode. The caller closes it.
 
         Raises:
-            ShardError: It is missing.
+            ShardError: The file is missing.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.txt")
+            ...     _ = path.write_text("first, second")
+            ...     with ShardFile(str(path)).open() as file:
+            ...         _ = file.seek(7)
+            ...         file.read()
+            b'second'
         """
         with self.explaining():
             if not is_url(self.path):
@@ -128,16 +180,30 @@ class ShardFile:
 
     @contextmanager
     def stream(self) -> Generator[IO[bytes]]:
-        """Open the file for reading it from its beginning to its end, decompressed.
+        r"""Open the file for reading it once from the beginning to the end, decompressed.
+
+        Use it in ``make`` of ``index``, to find the samples in the file.
+
+        Yields:
+            A file that is open in binary mode, and is closed when the block ends.
 
         Raises:
-            ShardError: It is missing or damaged, or compressed in an unknown way.
+            ShardError: The file is missing or damaged, or its compression is not supported.
+
+        Example:
+            >>> import gzip, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.txt.gz")
+            ...     _ = path.write_bytes(gzip.compress(b"first\nsecond\n"))
+            ...     with ShardFile(str(path)).stream() as file:
+            ...         file.read().count(b"\n")
+            2
         """
         if self._ending in _UNKNOWN:
             raise ShardError(
                 f"A file is compressed in a way that cannot be read here. Got {self.path}, expected an uncompressed "
                 f"file, or one of {', '.join(_COMPRESSED)}. Decompress it: only then can samples be read without "
-                "what comes before them."
+                "the data before them."
             )
         with self.open(reads_all=True) as file, self.explaining():
             if self.is_compressed:
@@ -148,14 +214,30 @@ class ShardFile:
                 yield file
 
     def index(self, kind: str, make: Callable[[], Arrays]) -> Arrays:
-        """Return arrays that say where the samples are, from where they are kept, or made.
+        """Return arrays with the positions of the samples, from the index folder, or computed by a function.
+
+        Use it in a reader that must read a file to find its samples. With ``index=FOLDER`` of ``ShardedFiles``, the
+        arrays are computed once and kept on disk; otherwise each process computes them once.
 
         Args:
-            kind: The versioned name of what ``make`` does, which never changes.
-            make: Reads the file, and returns arrays of one dimension, int64 or uint8, by name.
+            kind: The versioned name of the algorithm in ``make``. Its meaning must never change.
+            make: A function that reads the file, and returns one-dimensional arrays of int64 or uint8 by name.
+
+        Returns:
+            The arrays.
 
         Raises:
-            ShardError: As ``stream``.
+            ShardError: The file is missing or damaged.
+
+        Example:
+            >>> import tempfile
+            >>> import numpy as np
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.bin")
+            ...     _ = path.write_bytes(bytes(12))
+            ...     file = ShardFile(str(path))
+            ...     file.index("records-v1", lambda: {"begins": np.arange(0, file.size, 4)})["begins"].tolist()
+            [0, 4, 8]
         """
         if self._index_folder is not None:
             return self._index_folder.get(self.path, kind, self._stamp, make)
@@ -164,27 +246,65 @@ class ShardFile:
         return self._in_memory[kind]
 
     def piece(self, key: object, make: Callable[[], _PieceT]) -> _PieceT:
-        """Return a part of the file that is kept in memory, together with the parts of all files, while there is room.
+        """Return a decoded part of the file, from a cache that all files of the dataset share.
+
+        Use it in a reader that decodes several samples at once, for example a row group.
 
         Args:
-            key: What the part is known by within the file.
-            make: Reads the part.
+            key: The key of the part within the file.
+            make: A function that decodes the part. The result must have ``nbytes``.
+
+        Returns:
+            The part.
+
+        Example:
+            >>> import numpy as np
+            >>> file = ShardFile("a.bin")
+            >>> first = file.piece("rows 0 to 9", lambda: np.arange(10))
+            >>> file.piece("rows 0 to 9", lambda: np.arange(10)) is first
+            True
         """
         return self._pieces.get((self.path, key), make)
 
     @contextmanager
     def explaining(self) -> Generator[None]:
-        """Within the context, errors of reading say which file it was."""
+        """Turn errors of reading within the block into a ``ShardError`` that names the file.
+
+        Raises:
+            ShardError: The block has raised an ``OSError``, or an error about damaged compressed data.
+
+        Example:
+            >>> try:
+            ...     with ShardFile("no/such/file.bin").explaining():
+            ...         open("no/such/file.bin")
+            ... except ShardError as error:
+            ...     print(str(error).partition(" Got")[0])
+            A file of the dataset is missing.
+        """
         try:
             yield
         except (OSError, *DAMAGED) as error:
             raise explained(self.path, error) from safe_cause(error, self.path)
 
     def check_unchanged(self) -> None:
-        """Raise an error for a file that has changed since it was first looked at.
+        """Raise an error if the file has changed since this object first read it.
 
         Raises:
-            ShardError: It has changed.
+            ShardError: The size or the version of the file has changed.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder, "a.txt")
+            ...     _ = path.write_text("first")
+            ...     file = ShardFile(str(path))
+            ...     file.check_unchanged()
+            ...     _ = path.write_text("first, second")
+            ...     try:
+            ...         file.check_unchanged()
+            ...     except ShardError as error:
+            ...         print(str(error).partition(" Got")[0])
+            A file has changed since its samples were counted.
         """
         before = self._stamp
         now = stamp_of(self.path, self.options)
@@ -196,7 +316,7 @@ class ShardFile:
 
 
 class _LocalBytes:
-    """Reads without a position, so that processes that were forked can share it."""
+    """Reads a file without a position, so that forked processes can share it."""
 
     def __init__(self, shard: ShardFile) -> None:
         self._shard = shard
@@ -226,7 +346,7 @@ class _LocalBytes:
 
 
 class _RemoteBytes:
-    """Reads a file in blocks, which are kept while there is room: each request to a store takes some milliseconds."""
+    """Reads a file in blocks, which are cached: each request to a store takes some milliseconds."""
 
     def __init__(self, shard: ShardFile) -> None:
         self._shard = shard
@@ -247,7 +367,7 @@ class _RemoteBytes:
 
 
 class _Limited:
-    """A decompressed file that is read up to a limit: a small file may hold any number of zeros."""
+    """A decompressed file with a size limit, since a small file may contain any number of zeros."""
 
     def __init__(self, path: str, file: IO[bytes], most: int) -> None:
         self._path, self._file, self._most = path, file, most
@@ -266,6 +386,8 @@ class _Limited:
 
 
 class _Decompressed:
+    """A compressed file, decompressed in memory."""
+
     def __init__(self, shard: ShardFile) -> None:
         self._shard = shard
 
@@ -284,9 +406,9 @@ def shard_files(
 
     Args:
         paths: The paths and URLs.
-        pieces: What is kept in memory of all files.
-        index_folder: Where indexes are kept; None keeps them in memory.
-        options: What the file system of URLs is made with.
+        pieces: The cache of all files.
+        index_folder: The folder of the indexes, or None to keep them in memory.
+        options: The arguments for the file system of URLs.
     """
     files = tuple(ShardFile(path, name, options=options) for path, name in zip(paths, names_of(paths), strict=True))
     for file in files:
@@ -295,32 +417,79 @@ def shard_files(
 
 
 class OpenShard(Protocol[_SampleT_co]):
-    """The samples of one file; a sequence such as an array will do.
+    """Describe the samples of an open file; any sequence, for example an array, is an open shard.
 
-    If it has a method ``close``, that is called when the file is no longer in use.
+    A reader returns it from ``open``. If it has a method ``close``, the method is called when the file is no longer in
+    use.
     """
 
     def __getitem__(self, row: int, /) -> _SampleT_co:
-        """Return one sample of the file, counted from 0."""
+        """Return a sample of the file, counted from 0."""
         ...
 
 
 class ShardReader(Protocol[_SampleT_co]):
-    """Reads the samples of files of one kind, in any order.
+    """Describe a reader of files of a certain kind, whose samples can be read in any order.
+
+    Implement it for your own format: ``count`` and ``open`` are enough.
 
     Example:
+        >>> import tempfile
         >>> import numpy as np
+        >>> from pa_data.files import ShardedFiles
         >>> class NumpyRows:
         ...     def count(self, file: ShardFile) -> int:
         ...         return len(self.open(file))
         ...     def open(self, file: ShardFile) -> np.ndarray:
         ...         return np.load(file.path, mmap_mode="r")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/a.npy", np.arange(6).reshape(3, 2))
+        ...     ShardedFiles(f"{folder}/*.npy", NumpyRows())[1].tolist()
+        [2, 3]
     """
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of samples of a file."""
+        """Return the number of samples of a file.
+
+        Args:
+            file: The file. ``file.index`` keeps positions that are slow to find.
+
+        Returns:
+            The number of samples.
+
+        Example:
+            >>> class Bytes:
+            ...     def count(self, file: ShardFile) -> int:
+            ...         return file.size
+            ...     def open(self, file: ShardFile) -> bytes:
+            ...         return file.source().read(0, file.size)
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = Path(folder, "a.bin").write_bytes(b"abc")
+            ...     Bytes().count(ShardFile(f"{folder}/a.bin"))
+            3
+        """
         ...
 
     def open(self, file: ShardFile) -> OpenShard[_SampleT_co]:
-        """Open a file; it is kept open while its samples are read."""
+        """Open a file, which stays open while its samples are read.
+
+        Args:
+            file: The file.
+
+        Returns:
+            An object that returns sample ``n`` for the index ``n``, counted from 0.
+
+        Example:
+            >>> class Bytes:
+            ...     def count(self, file: ShardFile) -> int:
+            ...         return file.size
+            ...     def open(self, file: ShardFile) -> bytes:
+            ...         return file.source().read(0, file.size)
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = Path(folder, "a.bin").write_bytes(b"abc")
+            ...     Bytes().open(ShardFile(f"{folder}/a.bin"))[2]
+            99
+        """
         ...

@@ -1,4 +1,4 @@
-"""The order of samples in files: files in random order, samples shuffled within windows, any position in one step."""
+"""The order of samples in files: files in random order, and samples shuffled within windows."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from pa_data.rng import extend_key
 __all__ = ["ShardOrder"]
 
 _OF_SHARDS = -3  # extends the key of an epoch, whose samples and workers have other extensions
-_SEQUENCE = -1  # extends that one, where windows have their numbers
+_SEQUENCE = -1  # extends the key of the shards, where windows have their numbers
 
 
 @dataclass(frozen=True)
 class ShardOrder(Order):
-    """Each sample once an epoch, so that only a few of the files are read at a time.
+    """Visit each sample once an epoch, so that only a few files are read at a time.
 
-    The files, here called shards, come in a random order of each epoch. That makes a sequence of all samples, which is
-    cut into windows of consecutive samples, and each window is shuffled. Where a window reaches over the end of a
-    shard, samples of several shards are mixed. Which sample is at a position takes a look-up among the shards and the
-    permutation of one window, wherever the position is.
+    ``ShardedFiles`` has it as its ``default_order``. A full shuffle would open all files at once; this order trades
+    some randomness for sequential reading. In each epoch, the files, here called shards, come in a random order. The
+    sequence of all samples is cut into windows of consecutive samples, and each window is shuffled. A window that
+    crosses the end of a shard mixes samples of several shards. Any position is computed directly, so a run resumes
+    without reading the samples before it.
 
-    With several lanes the sequence is cut into as many equally long parts, which take turns: ``block`` samples of the
-    first one, then of the second one, and so on. With ``lanes`` equal to ``num_processes x num_workers`` and ``block``
-    equal to the batch size of a process, each worker has a lane to itself. On other numbers of processes and workers
-    the order is the same; only more of them read the same files.
+    With several lanes, the sequence is cut into equally long parts that take turns: ``block`` samples of the first
+    lane, then of the second, and so on. If ``lanes`` is the number of processes times their workers, and ``block`` is
+    the batch size of a process, each worker reads its own lane. On other numbers of processes and workers the order is
+    the same, but several workers read the same files.
 
     Attributes:
         names: The name of each shard.
         counts: The number of samples of each shard.
-        window: The number of consecutive samples that are shuffled among each other, in all lanes together.
-        lanes: The number of places of the sequence that take turns.
-        block: The number of samples in a turn of a lane.
+        window: The number of consecutive samples that are shuffled together, in all lanes together. The default is
+            10,000. A larger window shuffles better, and reads more files at a time.
+        lanes: The number of parts that take turns. The default is 1.
+        block: The number of samples in the turn of a lane. The default is 32.
 
     Raises:
         DataError: A number is out of its range.
@@ -64,7 +66,7 @@ class ShardOrder(Order):
     block: int = 32
 
     def __post_init__(self) -> None:
-        """Raise an error if the numbers do not describe an order."""
+        """Raise an error for numbers out of range."""
         for name in ("window", "lanes", "block"):
             check_count(name, getattr(self, name))
         if self.lanes > self.window:
@@ -101,7 +103,7 @@ class _EpochOfShards(EpochOrder):
 
     @cached_property
     def _sequence(self) -> tuple[Tensor, Tensor]:
-        """Where each shard of the sequence ends in it, and what to add there to get an index of the dataset."""
+        """The end of each shard in the sequence, and the number to add to a place in it for an index of the dataset."""
         generator = torch.Generator().manual_seed(extend_key(self._key_of_shards, _SEQUENCE))
         shards = torch.randperm(len(self._counts), generator=generator)
         counts = torch.tensor(self._counts)
@@ -116,7 +118,7 @@ class _EpochOfShards(EpochOrder):
         return places + shifts[torch.searchsorted(ends, places, right=True)]
 
     def _shuffled(self, positions: Tensor) -> Tensor:
-        """Translate positions to places in the sequence."""
+        """Return the places of positions in the sequence."""
         turn = positions // self._block
         lane = (turn % self._lanes).masked_fill_(positions >= self._in_lanes, self._lanes)
         offset = torch.where(
@@ -135,7 +137,7 @@ class _EpochOfShards(EpochOrder):
         return lane * self._lane_length + offset
 
     def _permutation(self, window: int, begin: int) -> Tensor:
-        """The permutation of a window that begins at this offset of its lane; those in use are kept."""
+        """Return the permutation of a window that begins at an offset of its lane; permutations in use are kept."""
         if window not in self._windows:
             is_last_lane = window >= self._windows_of_lane * self._lanes
             length = self.num_samples - self._in_lanes if is_last_lane else self._lane_length

@@ -1,4 +1,4 @@
-"""A dataset in many files, read in an order that keeps to a few of them at a time."""
+"""A dataset in many files, read in an order that needs only a few of them at a time."""
 
 from __future__ import annotations
 
@@ -30,44 +30,48 @@ _MUCH_TO_READ = 1 << 30
 
 
 class ShardedFiles(Dataset[_SampleT_co]):
-    r"""The samples of many files, here called shards, as one dataset with a length and indices.
+    r"""Present the samples of many files, here called shards, as a single dataset with a length and indices.
 
-    It brings an order for training along, its ``default_order``: the shards come in random order and their samples are
-    shuffled within windows, so that only a few files are read at a time. As any order it is a function of the seed, the
-    epoch and the position, see `ShardOrder`: the same on any number of processes and with any number of workers, and a
-    resumed run opens only the files that it needs next, and none of those before. Evaluations read one file after the
-    other.
+    Use it for data that does not fit into memory, on disk or in an object store. Unlike a stream, it can resume at any
+    sample, be split over any number of processes, and be shuffled differently in each epoch.
 
-    Files stay as they are while a dataset uses them; one that changes is an error. Memory is bounded: each process
-    keeps a few files open, and what it has read or decoded up to ``cache_bytes``.
+    For training it has a ``default_order``, a ``ShardOrder``: the shards come in random order, and their samples are
+    shuffled within windows, so that only a few files are read at a time. The order is the same on any number of
+    processes and with any number of workers, and a resumed run opens only the files that it needs next.
+
+    The files must not change while the dataset is in use; a changed file is an error. Each process keeps a few files
+    open, and up to ``cache_bytes`` of decoded content.
 
     Args:
-        paths: Files, URLs that fsspec knows, and patterns such as ``"train/*.parquet"``, which stand for the files that
-            they fit, sorted by name, or ``"train/{000..123}.tar"`` for numbered ones.
-        reader: How samples are read: `JsonLines`, `TextLines`, `Parquet`, `TarSamples`, or your own `ShardReader`.
-        transform: Makes a sample of what the reader returns. What it draws is keyed by the index of the sample.
-        window: The number of consecutive samples that are shuffled among each other. Larger ones shuffle better, and
-            read more files at a time.
-        lanes: The number of places at which the files are read at a time; best a multiple of the number of processes
-            times workers, see `ShardOrder`.
-        block: The number of consecutive samples from one lane; best the batch size of a process.
-        counts: The number of samples of each shard, where they are known. Nothing is read before the first sample then,
-            and a reader that needs an index makes it of one shard at a time, when the shard is first used.
-        index: A folder for the indexes that readers make, such as where lines begin. They are made once, and again for
-            a file whose size or time of change differs; of several processes one makes each. By default they are in
-            memory only, so each process reads each file once at the start: a warning says so above 1 GB.
-        cache_bytes: How many bytes of what was read or decoded each process keeps.
-        storage_options: What fsspec makes the file system of URLs with, such as credentials.
+        paths: The files: paths, URLs that fsspec supports, and patterns such as ``"train/*.parquet"``, which stand for
+            the matching files in sorted order, or ``"train/{000..123}.tar"`` for numbered files.
+        reader: The reader of the format: ``JsonLines()``, ``TextLines()``, ``Parquet()``, ``TarSamples()``, or your own
+            ``ShardReader``.
+        transform: A function that converts a sample of the reader. Its random numbers depend on the index of the sample
+            in a ``KeyedDataLoader``. By default samples stay as the reader returns them.
+        window: The number of consecutive samples that are shuffled together. The default is 10,000. A larger window
+            shuffles better, and reads more files at a time.
+        lanes: The number of places at which the files are read at the same time. The default is 1. Best is a multiple
+            of the number of processes times their workers.
+        block: The number of consecutive samples from a lane. The default is 32. Best is the batch size of a process.
+        counts: The number of samples of each shard, if you know it. Then nothing is read at the start, and a shard is
+            indexed when it is first used. By default the samples are counted at the start.
+        index: A folder for the indexes of readers, for example the positions of lines. They are computed once, and
+            again for a file whose size or time of change differs. By default each process keeps them in memory, and
+            reads each file once at the start; a warning says so above 1 GB.
+        cache_bytes: The bytes of decoded content that each process keeps. The default is 256 MiB.
+        storage_options: The arguments for the file system of URLs, for example credentials, as fsspec takes them. The
+            default is none.
 
     Attributes:
         paths: The file of each shard.
         counts: The number of samples of each shard.
-        default_order: The order of the training, unless you request a different one.
+        default_order: The order for training.
 
     Raises:
-        ShardError: A pattern fits no file, a file is named twice, or one is missing or damaged. With ``counts``, a
-            file is looked at when a sample of it is read: what is wrong is an error of ``dataset[index]`` then.
-        EmptyDatasetError: There is no sample.
+        ShardError: No file matches a pattern, a file is named twice, or a file is missing or damaged. With ``counts``,
+            a file is read only when a sample of it is requested, and raises the error then.
+        EmptyDatasetError: There are no samples.
         DataError: A number is out of its range.
 
     Example:
@@ -154,11 +158,11 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     @override
     def __getitem__(self, index: int) -> _SampleT_co:
-        """Return one sample; the samples of the first shard come first.
+        """Return a sample; the samples of the first shard come first.
 
         Raises:
             IndexError: There is no such sample.
-            ShardError: The sample, or its file, cannot be read.
+            ShardError: The sample or its file cannot be read.
         """
         shard, row = self.locate(index)
         sample = self._open.get(shard, self.counts[shard], lambda: self._open_shard(shard))[row]
@@ -171,17 +175,32 @@ class ShardedFiles(Dataset[_SampleT_co]):
             raise
 
     def __iter__(self) -> Iterator[_SampleT_co]:
-        """Iterate the samples of one shard after the other."""
+        """Iterate over the samples, shard after shard."""
         return (self[index] for index in range(len(self)))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of the shard that a sample is in, and its place there, both counted from 0.
+        r"""Return the shard of a sample, and the place of the sample in it, both counted from 0.
+
+        Use it to find a bad sample: ``data.paths[shard]`` is its file.
 
         Args:
-            index: The number of the sample in the dataset; negative ones count from the end.
+            index: The index of the sample in the dataset. A negative index counts from the end.
+
+        Returns:
+            The number of the shard, and the place of the sample in the shard.
 
         Raises:
             IndexError: There is no such sample.
+
+        Example:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import TextLines
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = Path(folder, "a.txt").write_text("first\nsecond\n")
+            ...     _ = Path(folder, "b.txt").write_text("third\nfourth\n")
+            ...     ShardedFiles(f"{folder}/*.txt", TextLines()).locate(3)
+            (1, 1)
         """
         whole = index + len(self) if index < 0 else index
         if not 0 <= whole < len(self):
@@ -190,6 +209,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         return shard, whole - (self._ends[shard - 1] if shard > 0 else 0)
 
     def _open_shard(self, number: int) -> OpenShard[Any]:
+        """Open a shard, after comparing its number of samples with ``counts``."""
         file = self._files[number]
         file.check_unchanged()
         if self._were_given and (found := self._reader.count(file)) != self.counts[number]:
@@ -211,11 +231,12 @@ class ShardedFiles(Dataset[_SampleT_co]):
         if were_read > _MUCH_TO_READ and rank == 0:
             warn_user(
                 f"To find the samples, {were_read / 1e9:.1f} GB in {len(counts)} files were read, as they will be by "
-                "each process at each start. Pass index=FOLDER to ShardedFiles to keep what was found.",
+                "each process at each start. Pass index=FOLDER to ShardedFiles to keep the positions.",
             )
         return tuple(counts)
 
     def _check_not_empty(self) -> None:
+        """Raise an error if no file has samples, and warn if some files have none."""
         empty = [path for path, count in zip(self.paths, self.counts, strict=True) if count == 0]
         if len(empty) == len(self.paths):
             raise EmptyDatasetError(
@@ -227,6 +248,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
 
 def _checked(counts: Sequence[int], paths: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the number of samples of each file, if they are valid."""
     if len(counts) != len(paths) or any(count < 0 for count in counts):
         raise DataError(
             "counts must have a number >= 0 for each file, in their order, "

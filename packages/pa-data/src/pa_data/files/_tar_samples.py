@@ -1,4 +1,4 @@
-"""A reader of tar archives in which files with one name and several endings are a sample, as WebDataset has them."""
+"""A reader of tar archives in which files with the same name and different endings are a sample, as in WebDataset."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ _NAME = re.compile(r"((?:.*/)?[^/.]+)(?:\.([^/]*))?")
 
 @dataclass(frozen=True)
 class TarSample:
-    """A sample of a tar archive.
+    """Hold the files of a sample in a tar archive.
+
+    ``TarSamples`` returns it. Decode the bytes in ``transform`` of ``ShardedFiles``.
 
     Attributes:
-        key: The name that its files have in common, up to the first dot, with the folders before it.
-        files: The content of each file by what follows that dot, such as ``"jpg"`` or ``"seg.png"``.
+        key: The common name of the files, up to the first dot, including folders.
+        files: The content of each file, by the part of its name after that dot, for example ``"jpg"`` or ``"seg.png"``.
+
+    Example:
+        >>> sample = TarSample("train/0001", {"txt": b"a cat", "cls": b"3"})
+        >>> sample.files["txt"].decode(), int(sample.files["cls"])
+        ('a cat', 3)
     """
 
     key: str
@@ -36,11 +43,12 @@ class TarSample:
 
 @dataclass(frozen=True)
 class TarSamples:
-    """Reads tar archives as WebDataset writes them: files that follow each other and have one name are a sample.
+    """Read tar archives in the format of WebDataset: consecutive files with the same name are a sample.
 
-    The name ends at the first dot; what follows tells the files of a sample apart, such as ``0001.jpg`` and
-    ``0001.cls``. Files whose name begins with a dot are left out. What the bytes mean is up to ``transform`` of
-    `ShardedFiles`. Where the files begin is found by reading the headers of each archive once; see ``index`` there.
+    Pass it to ``ShardedFiles`` as the reader. The name ends at the first dot, and the rest tells the files of a sample
+    apart, for example ``0001.jpg`` and ``0001.cls``. Files whose name begins with a dot are skipped. Pass ``transform``
+    to ``ShardedFiles`` to decode the bytes. The headers of each archive are read once to find the files; pass ``index``
+    to ``ShardedFiles`` to keep the positions.
 
     Example:
         >>> import io, tarfile, tempfile
@@ -57,11 +65,49 @@ class TarSamples:
     name: ClassVar[str] = "tar-samples-v1"
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of samples of an archive."""
+        """Return the number of samples of an archive.
+
+        Args:
+            file: The archive.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            ShardError: The archive is missing or damaged, or the files of a sample are not next to each other.
+
+        Example:
+            >>> import io, tarfile, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     with tarfile.open(f"{folder}/a.tar", "w") as archive:
+            ...         for name in ("cat.txt", "cat.cls", "dog.txt"):
+            ...             archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+            ...     TarSamples().count(ShardFile(f"{folder}/a.tar"))
+            2
+        """
         return len(_members(file)["sample_ends"])
 
     def open(self, file: ShardFile) -> _TarShard:
-        """Open an archive."""
+        """Open an archive for reading its samples in any order.
+
+        Args:
+            file: The archive.
+
+        Returns:
+            An object that returns sample ``n`` for the index ``n``, counted from 0.
+
+        Raises:
+            ShardError: The archive is missing or damaged, or the files of a sample are not next to each other.
+
+        Example:
+            >>> import io, tarfile, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     with tarfile.open(f"{folder}/a.tar", "w") as archive:
+            ...         for name in ("cat.txt", "dog.txt"):
+            ...             archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+            ...     TarSamples().open(ShardFile(f"{folder}/a.tar"))[1].key
+            'dog'
+        """
         return _TarShard(file)
 
 
@@ -88,10 +134,12 @@ class _TarShard:
 
 
 def _members(file: ShardFile) -> Arrays:
+    """Return the positions and names of the files in an archive."""
     return file.index("tar-samples-v1", lambda: _find_members(file))
 
 
 def _find_members(file: ShardFile) -> Arrays:
+    """Find the files of an archive, and the samples that they form."""
     numbers = {name: array("q") for name in ("begins", "sizes", "sample_ends", "name_ends")}
     names, seen = bytearray(), set[str]()
     key, endings = "", set[str]()
@@ -117,9 +165,9 @@ def _find_members(file: ShardFile) -> Arrays:
 
 
 class _Header(tarfile.TarInfo):
-    """A header, which is only missing after the empty block that ends an archive.
+    """A header of an archive; only the empty block at the end of an archive may be without a header.
 
-    ``tarfile`` itself treats anything that is not a header as the end, and so leaves out the rest of a damaged archive.
+    ``tarfile`` takes any block without a header for the end, and so ignores the rest of a damaged archive.
     """
 
     @override
@@ -134,6 +182,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _files_of(file: ShardFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive."""
     with file.stream() as stream:
         try:
             mode: Literal["r|", "r:"] = "r|" if file.is_compressed else "r:"
@@ -149,11 +198,13 @@ def _files_of(file: ShardFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _parts(name: str) -> tuple[str, str]:
+    """Return the name of the sample of a file, and the ending that tells its files apart."""
     match = _NAME.fullmatch(name)
     return (name, "") if match is None else (match[1], match[2] or "")
 
 
 def _bad(file: ShardFile, given: str) -> ShardError:
+    """Return the error for an archive with files in the wrong order."""
     return ShardError(
         f"The files of a sample are next to each other in a tar archive, each once. Got {file.path}: {given}. Write "
         "the archive again, sorted by name."

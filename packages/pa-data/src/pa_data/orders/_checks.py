@@ -1,4 +1,4 @@
-"""Checks that orders make of their arguments."""
+"""Checks of the arguments of orders."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 def column(
     name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None, do: str | None = None
 ) -> Tensor:
-    """Return numbers that were given for the samples of a dataset as a tensor on the CPU.
+    """Return the numbers of all samples as a one-dimensional tensor on the CPU.
 
     Args:
         name: The name of the argument.
-        values: What was passed for it.
-        dtype: What to convert them to; None for what they are.
-        do: What to do where they are something else; None for what to do about an argument.
+        values: The passed value.
+        dtype: The type to convert to, or None to keep the type.
+        do: The advice for wrong values, or None for the usual advice.
 
     Raises:
-        TypeError: They are not numbers in one dimension.
+        TypeError: The values are not numbers in one dimension.
     """
     try:
         given = torch.as_tensor(values, dtype=dtype).detach().cpu()
@@ -45,19 +45,20 @@ def column(
 
 
 def _not_a_column(name: str, given: str, do: str | None) -> TypeError:
+    """Return the error for values that are not numbers in one dimension."""
     do = do or f"Pass {name}=torch.tensor([...]), with one number for each sample of the dataset."
     return TypeError(f"An order takes numbers in one dimension as {name}. Got {given}. {do}")
 
 
 def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
-    """Return a copy of the lengths as a tensor: int32, or int64 where one is too large for that.
+    """Return a copy of the lengths as a tensor of int32, or of int64 if a length needs it.
 
     Args:
-        lengths: One whole number for each sample, in the order of the dataset.
+        lengths: A whole number for each sample, in the order of the dataset.
 
     Raises:
-        TypeError: They are not numbers in one dimension.
-        DataError: They are not whole numbers, one is negative, or there is none.
+        TypeError: The lengths are not numbers in one dimension.
+        DataError: The lengths are not whole numbers, a length is negative, or there are no lengths.
     """
     given = column("lengths", lengths)
     if given.numel() == 0 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
@@ -70,21 +71,21 @@ def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
-    """Raise an error for anything that is not a whole number of at least ``minimum``.
+    """Raise an error for a value that is not a whole number of at least ``minimum``.
 
     Raises:
-        DataError: It is not.
+        DataError: The value is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < minimum:
         raise DataError(f"{name} must be a whole number >= {minimum}, got {value!r}.")
 
 
 def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
-    """Raise an error for values that were made for another dataset.
+    """Raise an error for values that belong to a dataset of a different length.
 
     Args:
-        name: The name of the argument that has them.
-        number: How many there are.
+        name: The name of the argument with the values.
+        number: The number of values.
         num_samples: The number of samples of the dataset.
 
     Raises:
@@ -93,12 +94,12 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
     if number != num_samples:
         raise DataError(
             f"The order was made for another dataset. Got {number} {name} and a dataset of {num_samples} samples. "
-            f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices."
+            f"Make the {name} from the dataset that is trained on; for a Subset, pick the {name} at its indices."
         )
 
 
 def and_more(number: int) -> str:
-    """Return how many others there are like the one that an error shows; nothing where it is the only one."""
+    """Return how many similar values there are besides the shown value, or an empty text."""
     return f", and {number} more like it" if number > 0 else ""
 
 
@@ -108,12 +109,12 @@ def checked_indices(table: Tensor, num_samples: int, name: str, do: str) -> Tens
     Args:
         table: The indices, in the order in which they are visited.
         num_samples: The number of samples of the dataset.
-        name: Where the indices come from.
-        do: What to do where they are something else.
+        name: The origin of the indices, for messages.
+        do: The advice for wrong types.
 
     Raises:
-        TypeError: They are not integers.
-        DataError: One of them is out of range.
+        TypeError: The indices are not integers.
+        DataError: An index is out of range.
     """
     if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool:
         raise TypeError(f"The indices of samples are integers, got {table.dtype} from {name}. {do}")

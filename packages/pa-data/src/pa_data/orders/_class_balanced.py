@@ -1,4 +1,4 @@
-"""The order in which each class comes equally often."""
+"""The order with equally many samples of each class."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ _NUMBER_NAMES = (
 
 
 class ClassBalanced(Order):
-    """Takes equally many samples of each class, spread evenly over the epoch.
+    """Visit equally many samples of each class in every epoch, spread evenly over the epoch.
 
-    The number of samples of a class is fixed, not drawn, so it is the same in every epoch, and all but the same in any
-    stretch of some thousand positions. Each class is gone through in shuffled passes that continue from one epoch to
-    the next: no sample comes again before all samples of its class have come. Drawing by weights, as
-    `Weighted` does, leaves out a third of a rare class in a pass and repeats others instead.
+    Use it for a classification dataset with rare classes. The number of samples of each class is fixed, not drawn, so
+    it is the same in every epoch, and nearly the same in any few thousand consecutive positions. Each class is visited
+    in shuffled passes that continue from one epoch to the next, so all samples of a class are visited before any of
+    them returns. Drawing with weights, as ``Weighted`` does, leaves out a third of a rare class in each pass and
+    repeats other samples.
 
-    A sample that comes more than once in an epoch draws other random numbers each time. Nothing of the size of the
-    dataset is made for an epoch; any position is found in some milliseconds.
+    A sample that appears several times in an epoch gets different random augmentation each time. The order needs no
+    table for an epoch: any position is computed in some milliseconds.
 
     Args:
-        labels: The class of each sample, in the order of the dataset: integers, not necessarily consecutive.
-        num_samples: The number of samples of an epoch; by default as many as there are labels, less those that would
-            not make up one more of each class. If it is not a multiple of the number of classes, the first classes have
-            one sample more.
+        labels: The class of each sample, in the order of the dataset, as integers. They need not be consecutive.
+        num_samples: The number of samples of an epoch. By default it is the largest multiple of the number of classes
+            that is at most the number of labels, so that all classes have the same number. If it is not a multiple, the
+            first classes have one sample more.
 
     Attributes:
         num_samples: The number of samples of an epoch.
 
     Raises:
-        DataError: The labels are not integers, or an epoch would have fewer samples than there are classes.
+        DataError: The labels are not integers, or an epoch has fewer samples than there are classes.
         TypeError: The labels are not numbers in one dimension.
         EmptyDatasetError: There are no labels.
 
@@ -90,6 +91,7 @@ class _ClassBalancedEpoch(EpochOfSources):
 
 
 def _equal_counts(num_samples: int, num_classes: int) -> Tensor:
+    """Return how many samples of each class an epoch has."""
     if num_samples < num_classes:
         raise DataError(
             f"Some classes would never come: num_samples={num_samples} and {num_classes} classes. Make epochs "

@@ -1,4 +1,4 @@
-"""The order that visits in each epoch the samples that a function chooses for it."""
+"""The order of an epoch whose samples a function chooses."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from pa_data.rng import mix, preserve_rng_state, seed_rng
 __all__ = ["Chosen", "Curriculum"]
 
 Chosen: TypeAlias = Tensor | Sequence[int] | Sequence[bool]
-"""The indices of samples, or whether each sample of the dataset is among them."""
+"""The indices of the chosen samples, or a mask with an element for each sample of the dataset."""
 
 _WHAT_TO_RETURN = "Return indices from choose, or a mask such as difficulty <= epoch, in one dimension."
-_DRAWS = -6  # extends the key of an epoch for what is drawn while its samples are chosen
+_DRAWS = -6  # extends the key of an epoch for draws in the choice of its samples
 
 
 class Curriculum(Order):
-    """Visits in each epoch the samples that a function chooses for it, in a random order.
+    """Visit in each epoch the samples that a function chooses for it, in a random order by default.
 
-    Epochs may have different lengths. A run computes the lengths of all its epochs when it begins, so the function is
-    called for each epoch, and again when the epoch starts: it has to follow from the number of the epoch, not from how
-    the training goes, and to be cheap. What it draws from the global generators of Python, NumPy and torch is keyed by
-    the seed of the run and the epoch, and the generators are afterwards as they were.
+    Use it to begin with easy samples, to drop samples after some epochs, or to repeat hard samples. Epochs may have
+    different lengths.
 
-    Saved states know the function by its name and by what it chooses for the first epoch.
+    The function must depend only on the number of the epoch, not on the progress of training, since it is called for
+    all epochs when a run begins and again when each epoch starts. It should be fast. Random numbers that it draws from
+    the global generators of Python, NumPy and torch depend on the seed and the epoch; the generators are restored
+    afterwards. A saved state identifies the function by its name and by its choice for the first epoch.
 
     Args:
-        choose: Takes the number of an epoch, from 0, and returns the samples to visit: their indices, or a mask with
-            an element for each sample of the dataset. An index that comes twice is visited twice, with other
-            random numbers each time.
-        shuffle: Whether the samples that it returns are shuffled; otherwise they are visited as it returns them.
+        choose: A function that takes the number of an epoch, from 0, and returns the samples to visit, as indices or as
+            a mask with an element for each sample. An index may appear several times; the sample then gets different
+            random augmentation each time.
+        shuffle: Whether to shuffle the chosen samples in each epoch. The default is True. With False they are visited
+            in the returned order.
 
     Attributes:
         choose: The function.
-        shuffle: Whether the samples that it returns are shuffled.
+        shuffle: Whether the chosen samples are shuffled.
 
     Raises:
-        TypeError: ``choose`` is not a function, or returns something else than indices or a mask.
-        DataError: It returns indices that the dataset does not have, or a mask of another length.
-        EmptyDatasetError: It returns no sample.
+        TypeError: ``choose`` is not a function, or returns neither indices nor a mask.
+        DataError: ``choose`` returns indices out of range, or a mask of the wrong length.
+        EmptyDatasetError: ``choose`` returns no sample.
 
     Example:
         >>> difficulty = torch.tensor([0.9, 0.1, 0.5, 0.3])
@@ -85,7 +87,7 @@ class Curriculum(Order):
 
 class _CurriculumEpoch(EpochOrder):
     algorithm = Curriculum.name
-    repeats = True  # it may, and nobody has to look
+    repeats = True  # it may, which need not be checked
 
     def __init__(self, chosen: Tensor, *, shuffle: bool, seed: int, epoch: int) -> None:
         super().__init__(chosen.numel(), seed=seed, epoch=epoch)
@@ -98,6 +100,7 @@ class _CurriculumEpoch(EpochOrder):
 
 
 def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
+    """Return the chosen samples as checked indices."""
     name = f"choose({epoch})"
     if chosen.dtype == torch.bool:
         check_one_for_each_sample(f"elements of {name}", chosen.numel(), num_samples)
@@ -109,7 +112,7 @@ def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
 
 
 def _parts(choose: object) -> object:
-    """What a function is known by: its name; for a callable object, the name of its class and what it holds."""
+    """Return the identity of a function: its name or, for a callable object, its class and its attributes."""
     if isinstance(choose, partial):
         return _parts(choose.func), choose.args, choose.keywords
     return choose if hasattr(choose, "__qualname__") else (type(choose), vars(choose))

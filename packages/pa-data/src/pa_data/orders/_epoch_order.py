@@ -1,4 +1,4 @@
-"""The order of an epoch as a pure function of (seed, epoch): any part of it, at any time, on any process."""
+"""The order of a single epoch as a function of seed and epoch: any part of it, at any time, on any process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ __all__ = ["RANDPERM_LIMIT", "ChunkedEpoch", "EpochOrder", "epoch_order", "index
 
 _CHUNK = 65_536
 RANDPERM_LIMIT = 10_000_000
-"""Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
+"""The largest number of samples that is shuffled with a table of ``torch.randperm``, which takes 80 MB at the limit."""
 
 
 class EpochOrder(ABC):
-    """The order in which one epoch visits the samples of a dataset; made by `epoch_order`.
+    """Represent the order in which a single epoch visits the samples of a dataset.
+
+    ``epoch_order``, and the method of the same name of each ``Order``, returns it. Derive from it for a custom order
+    that computes any position without a table; for a table, derive from ``TableOrder``.
+
+    Args:
+        num_samples: The number of samples that the epoch visits.
+        seed: The seed of the run.
+        epoch: The number of the epoch.
 
     Attributes:
-        algorithm: The versioned name of the function that gives the order. What a name means never changes:
-            passed back to `epoch_order` with the same seed and epoch, it gives the same order again.
-        repeats: Whether a sample may come more than once. Random draws for it then follow from its position in the
-            epoch, so that they differ.
+        algorithm: The versioned name of the algorithm. Its meaning never changes: with the same seed and epoch,
+            ``epoch_order`` returns the same order for it in all later versions.
+        repeats: Whether a sample may appear more than once. Random augmentation then depends on the position instead of
+            the sample, so that it differs.
         num_samples: The number of samples that the epoch visits.
 
     Example:
@@ -50,17 +58,21 @@ class EpochOrder(ABC):
         self._key = mix(seed, epoch)
 
     def indices(self, start: int, stop: int) -> Tensor:
-        """Return which samples are at the positions ``[start, stop)`` of the epoch.
+        """Return the samples at the positions ``[start, stop)`` of the epoch.
 
         Args:
             start: The first position.
-            stop: The position after the last one.
+            stop: The position after the last.
 
         Returns:
-            Dataset indices, int64, of shape ``(stop - start,)``; the tensor is the caller's own.
+            Indices into the dataset, as int64 of shape ``(stop - start,)``. The caller may change the tensor.
 
         Raises:
-            IndexError: Unless ``0 <= start <= stop <= num_samples``.
+            IndexError: Not ``0 <= start <= stop <= num_samples``.
+
+        Example:
+            >>> epoch_order(10, seed=1, epoch=0, shuffle=False).indices(4, 7)
+            tensor([4, 5, 6])
         """
         if not 0 <= start <= stop <= self.num_samples:
             raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
@@ -68,35 +80,53 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def compute_indices(self, start: int, stop: int) -> Tensor:
-        """Compute what `indices` returns; its arguments are in range. Custom orders override this.
+        """Compute the samples at some positions. Custom orders override this method, and callers use ``indices``.
 
         Args:
-            start: The first position.
-            stop: The position after the last one.
+            start: The first position, checked to be in range.
+            stop: The position after the last, checked to be in range.
+
+        Returns:
+            Indices into the dataset, as int64 of shape ``(stop - start,)``.
+
+        Example:
+            >>> class Reversed(EpochOrder):
+            ...     algorithm = "reversed-v1"
+            ...     def compute_indices(self, start: int, stop: int) -> Tensor:
+            ...         return self.num_samples - 1 - torch.arange(start, stop)
+            >>> Reversed(10, seed=0, epoch=0).indices(0, 3)
+            tensor([9, 8, 7])
         """
 
     @property
     def batch_ends(self) -> Tensor | None:
-        """The positions at which batches end that belong together, int64, the last one ``num_samples``.
+        """The positions after the last sample of each batch, as int64, or None.
 
-        None where batches may be cut anywhere, with the batch size of the loader.
+        None means that batches may be cut anywhere, with the batch size of the loader. The last position is
+        ``num_samples``.
         """
         return None
 
     def shares(self, stop: int) -> Mapping[str, float]:
-        """Return how large a part of the positions before ``stop`` each source of the data has, by its name.
+        """Return which fraction of the first positions belongs to each source of the data, by name.
+
+        ``Mixture`` uses it to report how much each dataset contributes.
 
         Args:
-            stop: The position after the last one that counts.
+            stop: The number of positions to count.
 
         Returns:
-            Nothing where the data has one source only.
+            Fractions that sum to 1, or an empty mapping for data with a single source.
+
+        Example:
+            >>> epoch_order(10, seed=1, epoch=0).shares(10)
+            {}
         """
         return {}
 
 
 class ChunkedEpoch(EpochOrder):
-    """An epoch of which some positions that follow each other are computed at once, and kept for those that follow."""
+    """An epoch that computes consecutive positions in chunks, and keeps the last chunk."""
 
     def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
         super().__init__(num_samples, seed=seed, epoch=epoch)
@@ -104,7 +134,7 @@ class ChunkedEpoch(EpochOrder):
 
     @abstractmethod
     def chunk_at(self, position: int) -> tuple[int, Tensor]:
-        """Return the first position of the chunk that has a position, and the samples of the chunk."""
+        """Return the first position of the chunk that contains a position, and the samples of the chunk."""
 
     @override
     def compute_indices(self, start: int, stop: int) -> Tensor:
@@ -152,25 +182,34 @@ _ORDERS: dict[str, type[EpochOrder]] = {
 def epoch_order(
     num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, algorithm: str | None = None
 ) -> EpochOrder:
-    """Return the order of one epoch.
+    """Return the order of an epoch: a random permutation of the samples, or their sequence.
 
-    Nothing is computed before the first `EpochOrder.indices`. Up to `RANDPERM_LIMIT` samples the order is
-    ``torch.randperm`` with its own generator; above, where that table would take seconds and up to gigabytes, it is
-    computed 65,536 positions at a time and nothing of the size of the dataset is ever held.
+    Use it directly for a custom loader; ``KeyedDataLoader`` uses it by default. Each position depends only on the seed
+    and the epoch, so any process can compute any part at any time.
+
+    Nothing is computed before the first call of ``EpochOrder.indices``. Up to 10 million samples the order is
+    ``torch.randperm`` with a separate generator. Above, such a table would take seconds and up to gigabytes, so 65,536
+    positions are computed at a time, without a table.
 
     Args:
         num_samples: The number of samples of the dataset.
         seed: The seed of the run.
-        epoch: The number of the epoch; each epoch has its own order.
-        shuffle: ``False`` visits the samples as the dataset has them.
-        algorithm: The `EpochOrder.algorithm` of an order to reproduce. It takes precedence over ``shuffle``
-            and over the size of the dataset; by default those two decide.
+        epoch: The number of the epoch. Each epoch has a different order.
+        shuffle: Whether the order is random. The default is True. With False the samples are visited in the order of
+            the dataset.
+        algorithm: The ``EpochOrder.algorithm`` of an order to reproduce. By default ``shuffle`` and the number of
+            samples decide; a name takes precedence over both.
 
     Returns:
         The order.
 
     Raises:
-        DataError: If ``num_samples`` is negative or the algorithm is unknown.
+        DataError: ``num_samples`` is negative, or the algorithm is unknown.
+
+    Example:
+        >>> orders = [epoch_order(1000, seed=0, epoch=epoch) for epoch in range(2)]
+        >>> torch.equal(orders[0].indices(0, 8), orders[1].indices(0, 8))
+        False
     """
     check_count("num_samples", num_samples, minimum=0)
     if algorithm is None:
@@ -180,11 +219,11 @@ def epoch_order(
         raise DataError(
             "The order of the data was made by an algorithm that this version does not have. Got "
             f"algorithm={algorithm!r}, expected one of {', '.join(sorted(_ORDERS))}. Continue with the version that "
-            "stored this name, or a later one."
+            "stored this name, or a later version."
         )
     return _ORDERS[algorithm](num_samples, seed=seed, epoch=epoch)
 
 
 def index_list(indices: Tensor) -> list[int]:
-    """Return the elements of an integer tensor of one dimension as python integers."""
+    """Return the elements of a one-dimensional integer tensor as Python integers."""
     return cast("list[int]", indices.tolist())  # pyright: ignore[reportUnknownMemberType]  # open in torch

@@ -1,4 +1,4 @@
-"""The identity of an order: its name, and a digest of what it was made with."""
+"""The identity of an order: its name, and a digest of its parameters."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def fingerprint(name: str, parameters: Mapping[str, object]) -> str:
-    """Return the name, and a digest of the parameters if there are any.
+    """Return a name, with a digest of the parameters if there are any.
 
-    It is the same in every process and on every machine, unlike the texts of objects, which have their addresses.
+    The result is the same in every process and on every machine, unlike the ``repr`` of objects, which may contain
+    addresses.
 
     Args:
         name: The versioned name of an order.
-        parameters: What it was made with, by name.
+        parameters: The parameters of the order, by name.
 
     Raises:
-        TypeError: A parameter is an object that says nothing of what it holds.
+        TypeError: A parameter is an object of an unsupported class.
 
     Example:
         >>> fingerprint("sequential-v1", {})
@@ -45,7 +46,7 @@ def fingerprint(name: str, parameters: Mapping[str, object]) -> str:
 
 
 def _bytes_of(value: object, place: str) -> Iterator[bytes | memoryview]:
-    """A value with its kind and its length, so that no two different values give the same bytes."""
+    """Yield a value with its kind and its length, so that different values have different bytes."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
@@ -68,6 +69,7 @@ def _bytes_of(value: object, place: str) -> Iterator[bytes | memoryview]:
 
 
 def _bytes_of_items(items: Collection[object], place: str) -> Iterator[bytes | memoryview]:
+    """Yield the items of a collection."""
     is_set = isinstance(items, (set, frozenset))
     in_order = sorted(items, key=repr) if is_set else list(items)
     yield f"{'set' if is_set else 'items'} {len(in_order)};".encode()
@@ -79,6 +81,7 @@ def _bytes_of_items(items: Collection[object], place: str) -> Iterator[bytes | m
 
 
 def _bytes_of_tensor(value: Any, place: str) -> Iterator[bytes | memoryview]:
+    """Yield the type, shape and elements of a tensor or an array."""
     try:
         tensor = torch.as_tensor(value).detach().cpu().contiguous()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -89,6 +92,7 @@ def _bytes_of_tensor(value: Any, place: str) -> Iterator[bytes | memoryview]:
 
 
 def _untold(given: str) -> TypeError:
+    """Return the error for a parameter without a digest."""
     return TypeError(
         f"The identity of an order cannot be told from one of its parameters. Got {given}. Override parameters() to "
         "return tensors, numbers, strings, functions, and lists and dictionaries of them."

@@ -1,4 +1,4 @@
-"""Which source comes at each position of an epoch: a fixed number of each, spread evenly and at random."""
+"""The source at each position of an epoch: a fixed number of samples of each source, spread evenly and at random."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PHASES = -1  # extends the key where no number of a stretch does
 
 
 class Stretch(NamedTuple):
-    """Some positions of an epoch that follow each other.
+    """Some consecutive positions of an epoch.
 
     Attributes:
-        taken: How many samples of each source come before it.
-        sources: The source at each of its positions.
+        taken: How many samples of each source come before the first position.
+        sources: The source at each position.
         numbers: How many samples of that source come before the position.
     """
 
@@ -38,12 +38,12 @@ class Stretch(NamedTuple):
 class Interleaving:
     """Spreads the samples of several sources over an epoch.
 
-    The epoch is cut into stretches of about 4,096 positions. Each has its share of every source, rounded so that the
-    shares of all stretches add up, and is shuffled by itself. How many samples of a source come before a stretch is one
-    division, so that any position is found without those before it.
+    The epoch is cut into stretches of about 4,096 positions. Each stretch has its share of every source, rounded so
+    that all shares add up, and is shuffled. A division tells how many samples of a source come before a stretch, so any
+    position is found without the positions before it.
 
     Args:
-        counts: The number of samples of each source, int64.
+        counts: The number of samples of each source, as int64.
         key: The key of the epoch.
 
     Example:
@@ -62,7 +62,7 @@ class Interleaving:
         self._phases = (phases >> 1 & (1 << 62) - 1) % self._num_stretches
 
     def stretch_at(self, position: int) -> Stretch:
-        """Return the stretch that has a position of the epoch."""
+        """Return the stretch that contains a position of the epoch."""
         number = position * self._num_stretches // self._num_positions
         while int(self._taken_before(number).sum()) > position:
             number -= 1
@@ -78,9 +78,11 @@ class Interleaving:
         return stretch.taken + stretch.sources[: stop - stretch.start].bincount(minlength=self._counts.numel())
 
     def _taken_before(self, number: int) -> Tensor:
+        """Return how many samples of each source come before a stretch."""
         return (self._counts * number + self._phases) // self._num_stretches
 
     def _stretch(self, number: int) -> Stretch:
+        """Return the stretch of a number."""
         taken = self._taken_before(number)
         counts = self._taken_before(number + 1) - taken
         in_turn = torch.arange(counts.numel()).repeat_interleave(counts)

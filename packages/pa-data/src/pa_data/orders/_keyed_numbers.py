@@ -1,4 +1,4 @@
-"""Random numbers by key and position: the keys of `pa_data.rng`, for whole tensors of values at once."""
+"""Random numbers by key and position: the keys of ``pa_data.rng`` for whole tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def as_int64(value: int) -> int:
 
 
 def extend_keys(keys: Tensor | int, values: Tensor) -> Tensor:
-    """Do what `pa_data.rng.extend_key` does, element by element.
+    """Apply ``pa_data.rng.extend_key`` to each element.
 
     Args:
-        keys: One key, or one for each value as its 64 bits in int64.
-        values: The integers to mix in, int64.
+        keys: A key, or a key for each value as its 64 bits in int64.
+        values: The integers to mix in, as int64.
 
     Returns:
         The new keys, each as its 64 bits in int64.
@@ -43,15 +43,15 @@ def extend_keys(keys: Tensor | int, values: Tensor) -> Tensor:
 
 
 def uniform(key: int, start: int, stop: int) -> Tensor:
-    """Return the random numbers of the positions ``[start, stop)``, each a function of the key and its position.
+    """Return random numbers for the positions ``[start, stop)``, each a function of the key and the position.
 
     Args:
-        key: A key from `pa_data.rng`.
+        key: A key from ``pa_data.rng``.
         start: The first position.
-        stop: The position after the last one.
+        stop: The position after the last.
 
     Returns:
-        Numbers in ``[0, 1)`` with 53 random bits each, float64.
+        Numbers in ``[0, 1)`` with 53 random bits each, as float64.
     """
     bits = _shifted_right(extend_keys(key, torch.arange(start, stop)), 64 - _MANTISSA_BITS)
     return bits.to(torch.float64) * 2.0**-_MANTISSA_BITS

@@ -1,4 +1,4 @@
-"""The order in which samples of like length come together."""
+"""The order in which samples of similar length are neighbours."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _GROUPS_OF_WINDOW = 50
 
 
 class LengthGrouped(Order):
-    """Each sample once an epoch in a random order, with samples of similar length next to each other.
+    """Visit each sample once an epoch in a random order, with samples of similar length next to each other.
+
+    Use it for texts or other sequences that a batch pads to the longest sample: neighbours of similar length need less
+    padding. All batches have the same number of samples; if their size should depend on the lengths, use
+    ``TokenBudget``.
 
     The epoch is shuffled as a whole. Each window of consecutive samples is then sorted by length and cut into groups,
-    which are shuffled. So batches that lie within a group pad little, and every batch has as many samples as any other.
-    Where the size of batches is to follow from the lengths, use `TokenBudget`.
-
-    Nothing is made for an epoch: a window is computed when it is needed.
+    and the groups are shuffled. A window is computed when it is needed.
 
     Args:
-        lengths: The length of each sample, in the order of the dataset, in tokens, or in any unit that is padded.
-        group_size: The number of samples of similar length that stay together, at least 2: best the samples of an
-            update, which are ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of
-            them.
-        window: The number of samples that are sorted together, a multiple of ``group_size``; None for 50 groups. A
-            larger window pads less, and has fewer lengths in a group.
+        lengths: The length of each sample, in the order of the dataset, in tokens or in any other unit.
+        group_size: The number of samples of similar length that stay together, at least 2. Best is the number of
+            samples of an update, or a multiple: batch size x processes x accumulated batches.
+        window: The number of samples that are sorted together, a multiple of ``group_size``. The default, None, means
+            50 groups. A larger window pads less, but its groups are less diverse.
 
     Attributes:
-        group_size: The number of samples of like length that stay together.
+        group_size: The number of samples of similar length that stay together.
         window: The number of samples that are sorted together.
 
     Raises:
         TypeError: The lengths are not numbers in one dimension.
-        DataError: A length is negative or not a whole number, a group has fewer than two samples, or the
-            window is not a multiple of a group.
+        DataError: A length is negative or not a whole number, ``group_size`` is less than 2, or the window is not a
+            multiple of it.
 
     Example:
         >>> lengths = [3, 90, 4, 80, 5, 70]

@@ -1,4 +1,4 @@
-"""Several datasets as one, each with its share of every epoch."""
+"""Several datasets as a single dataset, each with its share of every epoch."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 
 
 class Mixture(ConcatDataset[_SampleT_co]):
-    """Several datasets as one, each with its share of every epoch.
+    """Combine several datasets into a single dataset, in which each has its share of every epoch.
 
-    As a dataset it is the datasets one after the other, each sample once, and so it is evaluated. Training takes its
-    `default_order`: a fixed number of samples of each dataset, spread evenly over the epoch. Each dataset is gone
-    through in shuffled passes that continue from one epoch to the next, so no sample comes again before all others of
-    its dataset have come, no matter how small its share. The history has the share of each in
-    ``train_share_NAME_epoch``.
+    Use it to train on datasets of very different sizes, or with chosen proportions. As a dataset, it is the
+    concatenation of the datasets, which is right for an evaluation. For training it has a ``default_order``, which
+    loaders of this package use: each epoch has a fixed number of samples of each dataset, spread evenly over the epoch.
+    Each dataset is visited in shuffled passes that continue from one epoch to the next, so all samples of a dataset are
+    visited before any of them returns, even if its share is small.
 
-    A sample that comes more than once in an epoch draws other random numbers each time. Batches mix the datasets, so
-    their samples must have the same structure, so that one collation can make a batch of them.
+    A sample that appears several times in an epoch gets different random augmentation each time. Batches contain
+    samples of all datasets, so all samples must have the same structure.
 
     Args:
-        datasets: The datasets by name; each with a length and integer indices.
-        weights: How many samples of each dataset an epoch has, in proportion to the other datasets, by the same names;
-            by default in proportion to their lengths. With a weight of 0 a dataset is left out.
-        num_samples: The number of samples of an epoch; by default the samples of all datasets together.
+        datasets: The datasets by name, each with a length and integer indices.
+        weights: The share of each dataset in an epoch, relative to the others, by the same names. By default the
+            lengths decide. A weight of 0 leaves out a dataset.
+        num_samples: The number of samples of an epoch. By default it is the sum of the lengths.
 
     Attributes:
         names: The names of the datasets, in their order.
-        num_samples: The number of samples of an epoch of the `default_order`.
-        default_order: The order in which it is trained on.
+        num_samples: The number of samples of an epoch of the ``default_order``.
+        default_order: The order for training.
 
     Raises:
-        TypeError: The datasets or the weights are not given by name, or one is not a dataset with a length.
-        DataError: The weights have other names, are negative or not finite, or so small that a dataset would
-            never come; datasets of tensors in memory have samples of different shapes or types; or a dataset brings an
-            order in which not each of its samples comes once, as another mixture does.
-        EmptyDatasetError: A dataset with a weight above 0 has no sample.
+        TypeError: The datasets or the weights are not passed by name, or a dataset has no length.
+        DataError: The weights have other names, are negative or not finite, or are so small that a dataset would not
+            appear; or datasets of tensors have samples of different shapes or types; or a dataset has a
+            ``default_order`` that does not visit each sample once, as another mixture has.
+        EmptyDatasetError: A dataset with a weight above 0 has no samples.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -86,13 +86,24 @@ class Mixture(ConcatDataset[_SampleT_co]):
         )
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Return the name of the dataset that a sample is from, and its index there.
+        """Return the dataset of a sample, and its index there.
+
+        Use it to find a bad sample, or to log losses by dataset.
 
         Args:
-            index: The index of the sample in the mixture, of at least 0.
+            index: The index of the sample in the mixture, not negative.
+
+        Returns:
+            The name of the dataset, and the index of the sample in it.
 
         Raises:
             IndexError: There is no such sample.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> mixture = Mixture({"ours": TensorDataset(torch.zeros(10)), "others": TensorDataset(torch.ones(90))})
+            >>> mixture.locate(12)
+            ('others', 2)
         """
         if not 0 <= index < len(self):
             raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.names)} datasets")
@@ -122,10 +133,12 @@ class _MixtureEpoch(EpochOfSources):
 
 
 def _by_name(given: object) -> Mapping[object, object]:
+    """Return a mapping, or an empty dictionary for any other value."""
     return cast("Mapping[object, object]", given) if isinstance(given, Mapping) else {}
 
 
 def _lengths(datasets: object) -> dict[str, int]:
+    """Return the lengths of datasets by name."""
     named = _by_name(datasets)
     if not named or not all(isinstance(name, str) and name for name in named):
         raise TypeError(
@@ -136,6 +149,7 @@ def _lengths(datasets: object) -> dict[str, int]:
 
 
 def _length(name: str, dataset: object) -> int:
+    """Return the length of a dataset."""
     kind = type(dataset)
     with suppress(TypeError, NotImplementedError):
         if hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset):
@@ -147,7 +161,7 @@ def _length(name: str, dataset: object) -> int:
 
 
 def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
-    """Raise an error for datasets whose own order says how often samples come, which it would not in a mixture."""
+    """Raise an error for a dataset whose default order would have no effect in a mixture."""
     for name, dataset in datasets.items():
         order: object = getattr(dataset, "default_order", None)
         if isinstance(order, Order) and not order.takes_each_once(_length(name, dataset)):
@@ -159,7 +173,7 @@ def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
 
 
 def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
-    """Raise an error for tensors in memory that make no batch; other datasets are only known once they are read."""
+    """Raise an error for tensors in memory that cannot form a batch; other datasets must be read to know it."""
     seen: dict[str, str] = {}
     for name, dataset in datasets.items():
         inner: Dataset[Any] = dataset
@@ -169,9 +183,9 @@ def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
             sample = tuple(tensor.new_empty(tensor.shape[1:], device="meta") for tensor in inner.tensors)
             seen.setdefault(describe_batch(sample), name)
     if len(seen) > 1:
-        (one, name), (other, other_name), *_ = seen.items()
+        (structure, name), (other, other_name), *_ = seen.items()
         raise DataError(
-            f"The datasets of a mixture have samples that make no batch: a sample of {name!r} is {one}, one of "
+            f"The datasets of a mixture have samples that make no batch: a sample of {name!r} is {structure}, a sample of "
             f"{other_name!r} is {other}. Give the samples the same structure, with the conversions that the model "
             "needs."
         )
@@ -185,7 +199,7 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
             f"Each dataset of a mixture needs a weight, by the names {', '.join(lengths)}. Got weights={weights!r}. "
             "Pass a weight for each dataset, by its name; 0 leaves one out."
         )
-    from fractions import Fraction  # with what it imports, 2 ms; few scripts mix datasets
+    from fractions import Fraction  # the import takes 2 ms; few scripts mix datasets
 
     checked: dict[str, Fraction] = {}
     for name in lengths:
@@ -203,7 +217,7 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
 
 
 def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]:
-    """Share samples out in proportion to weights, what is left to those that were rounded down the most."""
+    """Return the number of samples of each dataset, rounded so that they add up."""
     total = sum(weights.values())
     exact = {name: num_samples * weight / total for name, weight in weights.items()}
     counts = {name: int(number) for name, number in exact.items()}

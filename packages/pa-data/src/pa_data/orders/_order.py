@@ -1,4 +1,4 @@
-"""What every order is: a recipe that gives the order of any epoch, and an identity by which a run is resumed."""
+"""The base of all orders: it returns the order of any epoch, and has an identity by which a run resumes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ __all__ = ["Order"]
 
 
 class Order(ABC):
-    """The order in which a run visits the samples of a dataset, epoch by epoch.
+    """Base class of the orders in which a run visits the samples of a dataset, epoch by epoch.
 
-    An order holds no state of a run: what it returns depends on its parameters, the seed and the epoch alone. So any
-    process can compute any part of any epoch, at any time.
+    An order has no state: its results depend only on its parameters, the seed and the epoch. So any process can compute
+    any part of any epoch, at any time, and a run can resume at any position. For a custom order, derive from
+    ``TableOrder``, which is simpler; derive from this class if a table of an epoch is too large.
 
     Attributes:
-        name: The versioned name of what it does, such as ``"shuffled-v1"``. What a name means never changes.
-        makes_batches: Whether its epochs say which samples belong together in a batch, see `EpochOrder.batch_ends`.
-            There is then no batch size to choose.
-        equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run computes the
-            lengths of all its epochs when it begins unless the order says so.
-        ascends: Whether samples come in the order of the dataset, the only one in which a stream can be read.
-        is_plain: Whether ``shuffle`` stands for it: each sample once, shuffled or in sequence.
+        name: The versioned name of the order, for example ``"shuffled-v1"``. Its meaning never changes.
+        makes_batches: Whether its epochs say where batches end, in ``EpochOrder.batch_ends``. A loader then has no
+            batch size.
+        equal_epochs: Whether all epochs have as many samples and batches as the first. Otherwise a run computes the
+            lengths of all its epochs when it begins.
+        ascends: Whether samples come in the order of the dataset, the only order in which a stream can be read.
+        is_plain: Whether each sample comes once, shuffled or in sequence, so that ``shuffle`` of a loader can stand for
+            it.
 
     Example:
         >>> from pa_data.orders import Shuffled
@@ -42,19 +44,38 @@ class Order(ABC):
 
     @abstractmethod
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
-        """Return the order of one epoch.
+        """Return the order of an epoch.
 
         Args:
             num_samples: The number of samples of the dataset.
             seed: The seed of the run.
             epoch: The number of the epoch, from 0.
+
+        Returns:
+            The order, from which any positions can be requested.
+
+        Raises:
+            DataError: The order belongs to a dataset of a different length.
+
+        Example:
+            >>> from pa_data.orders import Sequential
+            >>> Sequential().epoch_order(4, seed=0, epoch=2).indices(1, 3)
+            tensor([1, 2])
         """
 
     def takes_each_once(self, num_samples: int) -> bool:
-        """Whether it decides nothing but when samples come: each of them once an epoch, in batches of any size.
+        """Return whether each epoch visits each sample of the dataset exactly once, in batches of any size.
 
         Args:
             num_samples: The number of samples of the dataset.
+
+        Returns:
+            True if the order only decides when a sample comes.
+
+        Example:
+            >>> from pa_data.orders import Shuffled, Weighted
+            >>> Shuffled().takes_each_once(3), Weighted([1.0, 2.0, 2.0]).takes_each_once(3)
+            (True, False)
         """
         if self.makes_batches:
             return False
@@ -62,21 +83,30 @@ class Order(ABC):
         return epoch.num_samples == num_samples and not epoch.repeats
 
     def parameters(self) -> Mapping[str, object]:
-        """Return what the order was made with and depends on, by name.
+        """Return the parameters of the order, by name. Together with ``name`` they identify it in saved states.
 
-        By default, the public attributes of this object. Tensors, arrays, numbers, strings, functions, which stand for
-        their names, and lists and dictionaries of them can be told from others.
+        By default they are the public attributes of this object. Override the method if the order depends on anything
+        else. Tensors, arrays, numbers, strings, functions, which are identified by name, and lists and dictionaries of
+        all these are supported.
+
+        Returns:
+            The parameters.
+
+        Example:
+            >>> from pa_data.orders import LengthGrouped
+            >>> LengthGrouped([3, 90, 4, 80], group_size=2).parameters()["group_size"]
+            2
         """
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     @property
     def fingerprint(self) -> str:
-        """The name, and a digest of the parameters: two orders with the same identity give the same epochs.
+        """The name, and a digest of the parameters: orders with the same fingerprint have the same epochs.
 
-        It is computed once. For a parameter of a gigabyte that takes about a second.
+        It is computed once. A parameter of a gigabyte takes about a second.
 
         Raises:
-            TypeError: A parameter is an object that says nothing of what it holds.
+            TypeError: A parameter is an object of an unsupported class.
         """
         return self._identity
 

@@ -1,4 +1,4 @@
-"""An epoch with a fixed number of samples from each of several sources, gone through one pass after the other."""
+"""An epoch with a fixed number of samples of each of several sources, each visited in consecutive passes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PASSES = -5  # extends the seed
 
 
 class SourcesOfSamples:
-    """Which samples of a dataset each source has, and how many of them an epoch takes.
+    """The samples of each source in a dataset, and how many of them an epoch visits.
 
     Args:
-        sizes: The number of samples of each source, int64.
-        counts: How many samples of it an epoch takes, int64.
-        table: The samples of the first source, then the samples of the second, and so on; None where the dataset has
-            them in this order.
+        sizes: The number of samples of each source, as int64.
+        counts: How many samples of each source an epoch visits, as int64.
+        table: The samples of the first source, then the samples of the second, and so on; None if the dataset has them
+            in this order.
         names: The names of the sources whose shares are reported; empty for none.
     """
 
@@ -38,9 +38,9 @@ class SourcesOfSamples:
         self._firsts = sizes.cumsum(0) - sizes
 
     def samples(self, sources: Tensor, numbers: Tensor, key: int) -> Tensor:
-        """Return the index of the samples with these numbers, counted from the beginning of the run in each source.
+        """Return the indices of samples by their numbers, counted in each source from the beginning of the run.
 
-        Each pass over a source is its own permutation, so no sample comes again before all others have come.
+        Each pass through a source is a separate permutation, so all samples come before any of them returns.
         """
         sizes = self.sizes[sources]
         keys = extend_keys(extend_keys(key, sources), numbers // sizes)
@@ -49,7 +49,7 @@ class SourcesOfSamples:
 
 
 class EpochOfSources(ChunkedEpoch):
-    """Takes the next samples of each source, where the epoch before it ended.
+    """Visits the next samples of each source, from the end of the previous epoch on.
 
     Args:
         sources: The samples of each source.

@@ -17,19 +17,19 @@ _MULTIPLIER_2 = as_int64(0x94D0_49BB_1331_11EB)
 
 
 class Permutations(NamedTuple):
-    """Permutations by key: one for all values, or one for each of them; made by `permutations`.
+    """Permutations by key: one for all values, or one for each value; ``permutations`` returns them.
 
-    A Feistel network over the smallest power of two that holds the size: six rounds of a keyed function on alternating
-    halves of the value are a bijection of ``[0, 2**bits)`` (Luby and Rackoff, 1988). A result past the size is put
-    through the network again until it falls inside, which makes it a bijection of ``[0, size)`` (Black and Rogaway,
-    "Ciphers with arbitrary finite domains", 2002). Fewer than two passes are needed on average.
+    They are a Feistel network over the smallest power of two that holds the size: six rounds of a keyed function on
+    alternating halves of a value are a bijection of ``[0, 2**bits)`` (Luby and Rackoff, 1988). A result beyond the size
+    is permuted again until it falls inside, which makes it a bijection of ``[0, size)`` (Black and Rogaway, "Ciphers
+    with arbitrary finite domains", 2002). On average fewer than two passes are needed.
 
     Attributes:
-        sizes: The number of values that are permuted.
-        low_bits: How many bits the lower half of a value has.
-        low_mask: Those bits.
-        high_mask: The bits of the upper half, shifted down.
-        round_keys: The keys of the rounds in its first dimension.
+        sizes: The number of permuted values.
+        low_bits: The number of bits of the lower half of a value.
+        low_mask: The mask of these bits.
+        high_mask: The mask of the upper bits, shifted down.
+        round_keys: The keys of the rounds in the first dimension.
     """
 
     sizes: Tensor
@@ -39,10 +39,10 @@ class Permutations(NamedTuple):
     round_keys: Tensor
 
     def of(self, values: Tensor) -> Tensor:
-        """Return where values go.
+        """Return the permuted values.
 
         Args:
-            values: Integers of ``[0, size)``, int64 of one dimension.
+            values: Integers of ``[0, size)``, as int64 in one dimension.
 
         Returns:
             As many integers of ``[0, size)``.
@@ -67,11 +67,11 @@ class Permutations(NamedTuple):
 
 
 def permutations(sizes: Tensor, keys: Tensor) -> Permutations:
-    """Return the permutations of some sizes by some keys.
+    """Return permutations of some sizes for some keys.
 
     Args:
-        sizes: The number of values that are permuted, int64; of no dimension, or with an element for each value.
-        keys: The keys as their 64 bits in int64, of the shape of ``sizes``.
+        sizes: The number of permuted values, as int64: a scalar, or an element for each value.
+        keys: The keys as their 64 bits in int64, in the shape of ``sizes``.
 
     Example:
         >>> permutation = permutations(torch.tensor(5), torch.tensor(1234))
@@ -85,7 +85,7 @@ def permutations(sizes: Tensor, keys: Tensor) -> Permutations:
 
 
 def _scramble(values: Tensor, key: Tensor) -> Tensor:
-    """The round function: the upper 32 bits of a keyed multiply-xor-multiply, wrapping at 64 bits."""
+    """Return the result of a round: the upper 32 bits of a keyed multiply-xor-multiply that wraps at 64 bits."""
     mixed = (values ^ key).mul_(_MULTIPLIER_1)
     mixed ^= mixed >> 29
     return mixed.mul_(_MULTIPLIER_2).bitwise_right_shift_(32)

@@ -1,4 +1,4 @@
-"""The orders that visit each sample once: shuffled in each epoch, or as the dataset has them."""
+"""The orders that visit each sample once: shuffled in each epoch, or in the sequence of the dataset."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ __all__ = ["Sequential", "Shuffled"]
 
 @dataclass(frozen=True)
 class Shuffled(Order):
-    """Each sample once an epoch, in a random order that differs between epochs; the default of a training run.
+    """Visit each sample once an epoch, in a random order that differs between epochs.
+
+    It is the usual order for training, and the default of loaders with ``shuffle=True``.
 
     Attributes:
-        algorithm: The name of the permutation, see `epoch_order`; None for the one that suits the number of samples.
+        algorithm: The name of the permutation algorithm, which ``EpochOrder.algorithm`` tells. The default, None,
+            chooses by the number of samples. Pass a name to reproduce the order of an earlier run.
 
     Example:
         >>> order = Shuffled().epoch_order(3, seed=0, epoch=1)
@@ -43,7 +46,9 @@ class Shuffled(Order):
 
 @dataclass(frozen=True)
 class Sequential(Order):
-    """Each sample once an epoch, in the order of the dataset.
+    """Visit each sample once an epoch, in the order of the dataset.
+
+    Use it for data whose order matters, and for datasets that are shuffled already.
 
     Example:
         >>> Sequential().epoch_order(3, seed=0, epoch=1).indices(0, 3).tolist()

@@ -17,21 +17,22 @@ from pa_data.rng import preserve_rng_state, seed_rng
 __all__ = ["TableOrder"]
 
 _WHAT_TO_RETURN = "Return integers, for example torch.randperm(num_samples), or mask.nonzero().squeeze(1) of a mask."
-_DRAWS = -4  # extends the key of an epoch for what is drawn while its table is made
+_DRAWS = -4  # extends the key of an epoch for draws in its table
 
 
 class TableOrder(Order):
-    """A custom order: a subclass returns the samples of a whole epoch, one after the other.
+    """Base class of custom orders that return the samples of a whole epoch as a table.
 
-    Give it a `name`, and a new one whenever you change what it does: saved states are known by it. The public
-    attributes of an instance are its `parameters`, unless you override that.
+    Derive from it, set ``name``, and implement ``indices_of_epoch``. Change the name whenever you change the order:
+    saved states identify the order by it. The public attributes of an instance are its ``parameters``, unless you
+    override that method.
 
-    The table must follow from its arguments, the parameters and random numbers alone. The global generators of Python,
-    NumPy and torch are seeded for the call from the seed of the run and the number of the epoch, and restored
-    afterwards: ``torch.randperm(num_samples)`` gives each epoch its own permutation, the same one on every process and
-    after a resume. An unseeded ``numpy.random.default_rng()`` does not.
+    The table must depend only on the arguments, the parameters, and the global random number generators of Python,
+    NumPy and torch. These are seeded from the seed and the epoch before the call, and restored afterwards:
+    ``torch.randperm(num_samples)`` gives each epoch its own permutation, which is the same on every process and after a
+    resume. An unseeded ``numpy.random.default_rng()`` is not.
 
-    A table takes 8 bytes for each sample, and is made again where a run resumes.
+    A table takes 8 bytes for each sample, and is computed again when a run resumes.
 
     Example:
         >>> import torch
@@ -51,23 +52,46 @@ class TableOrder(Order):
 
     @abstractmethod
     def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor | Sequence[int]:
-        """Return which samples an epoch visits, in their order.
+        """Return the samples of an epoch in their order. Subclasses implement this method.
 
         Args:
             num_samples: The number of samples of the dataset.
             epoch: The number of the epoch, from 0.
 
         Returns:
-            Integers from 0 to ``num_samples - 1``, as many as `length_of_epoch` says, in one dimension. A sample may
-            come several times, and draws other random numbers each time, or not at all.
+            Integers from 0 to ``num_samples - 1`` in one dimension, as many as ``length_of_epoch`` returns. A sample
+            may be missing, or appear several times; it then gets different random augmentation each time.
+
+        Example:
+            >>> class EvenSamples(TableOrder):
+            ...     name = "even-samples-v1"
+            ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Sequence[int]:
+            ...         return range(0, num_samples, 2)
+            ...     def length_of_epoch(self, num_samples: int, epoch: int) -> int:
+            ...         return len(range(0, num_samples, 2))
+            >>> EvenSamples().epoch_order(5, seed=0, epoch=0).indices(0, 3)
+            tensor([0, 2, 4])
         """
 
     def length_of_epoch(self, num_samples: int, epoch: int) -> int:
-        """Return how many samples an epoch visits; override it where they are more or fewer than the dataset has.
+        """Return the number of samples of an epoch. Override it if it is not the number of samples of the dataset.
 
         Args:
             num_samples: The number of samples of the dataset.
             epoch: The number of the epoch, from 0.
+
+        Returns:
+            The number of samples that ``indices_of_epoch`` returns for this epoch.
+
+        Example:
+            >>> class FirstHundred(TableOrder):
+            ...     name = "first-hundred-v1"
+            ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Sequence[int]:
+            ...         return range(100)
+            ...     def length_of_epoch(self, num_samples: int, epoch: int) -> int:
+            ...         return 100
+            >>> FirstHundred().epoch_order(5000, seed=0, epoch=0).num_samples
+            100
         """
         return num_samples
 
@@ -78,7 +102,7 @@ class TableOrder(Order):
 
 class _Table(ChunkedEpoch):
     algorithm = "table-v1"
-    repeats = True  # it may, and nobody has to look
+    repeats = True  # it may, which need not be checked
 
     def __init__(self, order: TableOrder, num_samples: int, *, seed: int, epoch: int) -> None:
         super().__init__(_length(order, num_samples, epoch), seed=seed, epoch=epoch)
@@ -101,6 +125,7 @@ class _Table(ChunkedEpoch):
 
 
 def _length(order: TableOrder, num_samples: int, epoch: int) -> int:
+    """Return the checked length of an epoch."""
     length = order.length_of_epoch(num_samples, epoch)
     check_count(f"{type(order).__name__}.length_of_epoch() in epoch {epoch}", length)
     return length

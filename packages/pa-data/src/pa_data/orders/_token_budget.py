@@ -1,4 +1,4 @@
-"""Batches of samples of like length, whose padded size never exceeds a number of tokens."""
+"""Batches of samples of similar length, whose padded size is limited to a number of tokens."""
 
 from __future__ import annotations
 
@@ -27,35 +27,33 @@ _MIXED_BATCHES, _MOST_CELLS = 2, 8
 
 
 class TokenBudget(Order):
-    """Batches of samples of like length, each as large as a number of tokens allows; every sample once an epoch.
+    """Form batches of samples of similar length, each as large as a number of tokens allows.
 
-    The size of a batch is its number of samples times the longest of them, as padding makes it, and is never above
-    ``max_tokens``. So a batch has few long samples, or many short ones, and every step needs about as much time and
-    memory. Losses are then best means over tokens: a step that returns ``num_items_in_batch`` makes each update the
-    mean over all tokens of the update, on any number of processes.
+    Use it for sequences of very different lengths. The size of a batch is its number of samples times its longest
+    sample, as padding makes it, and is at most ``max_tokens``. So a batch has few long samples or many short samples,
+    and every step takes about the same time and memory. Every sample comes once an epoch. Since batches have different
+    numbers of samples, average the loss over tokens, not over batches.
 
-    Samples are put into buckets by their length, on a grid that grows geometrically; up to eight neighbours that hold
-    fewer than two batches are joined. In each epoch the samples of a bucket are shuffled, and so are the batches. So
-    the samples of a batch are new in every epoch where buckets hold many batches, and recur where they hold few.
+    Samples are sorted into buckets by length, on a grid that grows geometrically; up to eight neighbouring cells with
+    fewer than two batches are joined. In each epoch, the samples of each bucket and the order of the batches are
+    shuffled.
 
-    The number of batches is the same in every epoch, for every seed and on every number of processes. One process takes
-    one batch in a step, and an update is made of as many batches as there are processes times
-    ``gradient_accumulation_steps``: the next ones of the order, regardless of the number of processes.
-
-    The buckets are made once, by sorting. Each epoch then makes a table of its batches; which samples they hold is
-    computed when it is needed.
+    The number of batches is the same in every epoch, for every seed and on every number of processes. In a step, each
+    process takes the next batch of the order. The buckets are computed once, when the first epoch begins.
 
     Args:
-        lengths: The length of each sample in tokens, in the order of the dataset. A sample of length 0 counts as 1.
-        max_tokens: The largest size of a batch of one process.
-        max_samples: The largest number of samples in a batch, for samples that are very short; None for any.
-        pad_to_multiple_of: What the ``collate_fn`` rounds the length of a batch up to.
-        bucket_growth: The ratio of the longest lengths of consecutive cells of the grid. A larger number mixes samples
-            of more lengths, and pads more. By default, batches of some ten thousand samples have 1 to 2% more padding
-            than batches of samples that are sorted.
+        lengths: The length of each sample in tokens, in the order of the dataset. A length of 0 counts as 1.
+        max_tokens: The largest padded size of a batch of a process, in tokens.
+        max_samples: The largest number of samples in a batch, for very short samples. The default, None, sets no limit.
+        pad_to_multiple_of: The number whose multiples your ``collate_fn`` pads to. The default, 1, pads to the longest
+            sample.
+        bucket_growth: The ratio between the longest lengths of neighbouring cells of the grid, at least 1. A larger
+            number mixes more lengths and pads more. With the default of 1.02, batches have 1 to 2 % more padding than
+            batches of sorted samples.
 
     Raises:
         DataError: A sample is longer than ``max_tokens``, or an argument is out of its range.
+        TypeError: The lengths are not numbers in one dimension.
 
     Example:
         >>> order = TokenBudget([3, 5, 30, 4, 28, 5], max_tokens=60)
@@ -144,12 +142,12 @@ class TokenBudget(Order):
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """What all epochs have in common: which samples are interchangeable, and where batches are cut.
+    """The common parts of all epochs: the samples of each bucket, and the ends of batches.
 
     Attributes:
-        samples: The samples, bucket after bucket, the shorter ones first.
-        bucket_ends: Where each bucket ends in it.
-        batch_ends: Where each batch ends in it.
+        samples: The samples, bucket after bucket, shorter samples first.
+        bucket_ends: The end of each bucket in ``samples``.
+        batch_ends: The end of each batch in ``samples``.
     """
 
     samples: Tensor
@@ -182,7 +180,7 @@ class _TokenBudgetEpoch(ChunkedEpoch):
     @property
     @override
     def batch_ends(self) -> Tensor:
-        """The positions at which batches end."""
+        """The positions after the last sample of each batch."""
         return self._batch_ends
 
     @override
@@ -200,7 +198,7 @@ class _TokenBudgetEpoch(ChunkedEpoch):
 
 
 def _grid(most: int, multiple: int, growth: float) -> list[int]:
-    """Lengths that grow geometrically, in multiples of one; the last one is ``most``."""
+    """Return lengths that grow geometrically, in multiples of a number, up to ``most``."""
     edges = [multiple]
     while edges[-1] < most:
         grown = -int(-(edges[-1] * growth) // multiple) * multiple
@@ -209,7 +207,7 @@ def _grid(most: int, multiple: int, growth: float) -> list[int]:
 
 
 def _join(grid: Sequence[int], counts: Sequence[int], max_tokens: int) -> list[int]:
-    """Return the longest length of each bucket, none of which is empty.
+    """Return the longest length of each bucket; no bucket is empty.
 
     Args:
         grid: The longest length of each cell of the grid.
@@ -232,11 +230,11 @@ def _join(grid: Sequence[int], counts: Sequence[int], max_tokens: int) -> list[i
 def _cut(bucket_ends: Sequence[int], capacities: Sequence[int]) -> Tensor:
     """Cut the samples, bucket after bucket, into batches as large as their longest sample allows.
 
-    What is left of a bucket is joined with the samples of the next one, as long as their capacity allows for it.
+    The rest of a bucket is joined with samples of the next bucket, as long as their capacity allows it.
 
     Args:
-        bucket_ends: Where each bucket ends.
-        capacities: How many samples a batch may have whose longest sample is in the bucket.
+        bucket_ends: The end of each bucket.
+        capacities: The largest number of samples in a batch whose longest sample is in the bucket.
     """
     parts: list[Tensor] = []
     begin = first = 0  # of the bucket, and of the batch that is not full yet

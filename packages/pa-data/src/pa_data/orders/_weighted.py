@@ -1,4 +1,4 @@
-"""The order that draws each sample as often as its weight says."""
+"""The order that draws each sample in proportion to a weight."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ from pa_data.rng import extend_key
 
 __all__ = ["Weighted"]
 
-_DRAWS = -3  # extends the key of an epoch for what is drawn at a position
+_DRAWS = -3  # extends the key of an epoch for the draw at a position
 _CHUNK = 65_536  # fits into a processor's cache
 _TOTAL_BITS = 53  # integers up to this many bits are exact in float64
 
 
 class Weighted(Order):
-    """Draws samples with probabilities in proportion to their weights, as torch's ``WeightedRandomSampler`` does.
+    """Draw samples with probabilities in proportion to their weights, as ``WeightedRandomSampler`` of torch does.
 
-    With replacement, what is at a position depends on nothing but the seed, the epoch and the position. Nothing is made
-    for an epoch, no matter how long: the weights are summed up once, and any position is found by a search in the sums,
-    in O(log n). A sample that comes twice in an epoch draws other random numbers each time.
+    Use it to show important samples more often. To give all classes the same share, ``ClassBalanced`` has less
+    variance.
 
-    Without replacement each sample comes at most once, the heavy ones early: it is as if samples were drawn one
-    after the other from those that are left. That needs a table of the whole dataset, made at the start of each epoch,
-    and when a run resumes: 2 seconds for 10 million samples.
+    With replacement, the sample at a position depends only on the seed, the epoch and the position. No table is needed
+    for an epoch: the weights are summed up once, and a position is found by binary search. A sample that is drawn twice
+    in an epoch gets different random augmentation each time.
 
-    Where the classes of the data are what is to be evened out, `ClassBalanced` does it with less variance.
+    Without replacement, each sample comes at most once, as if samples were drawn one after the other from the remaining
+    samples, so heavy samples tend to come early. This needs a table of the whole dataset at the start of each epoch and
+    when a run resumes, which takes 2 seconds for 10 million samples.
 
     Args:
-        weights: One number of at least 0 for each sample, in the order of the dataset; their sum does not matter.
-        replacement: Whether a sample may come more than once in an epoch.
-        num_samples: The number of samples of an epoch; by default as many as there are weights or, without replacement,
-            weights above 0.
+        weights: A number of at least 0 for each sample, in the order of the dataset. The sum does not matter.
+        replacement: Whether a sample may be drawn more than once in an epoch. The default is True, as in torch.
+        num_samples: The number of samples of an epoch. By default it is the number of weights or, without replacement,
+            of weights above 0.
 
     Attributes:
-        replacement: Whether a sample may come more than once in an epoch.
+        replacement: Whether a sample may be drawn more than once in an epoch.
         num_samples: The number of samples of an epoch.
 
     Raises:
-        DataError: A weight is negative or not finite, none is above 0, or more samples are requested than
-            there are without replacement.
+        DataError: A weight is negative or not finite, all weights are 0, or ``num_samples`` is too large for drawing
+            without replacement.
         TypeError: The weights are not numbers in one dimension.
 
     Example:
@@ -105,7 +106,7 @@ class _WithReplacement(EpochOrder):
 
 
 class _WithoutReplacement(ChunkedEpoch):
-    """Each sample is drawn a waiting time, exponential with its weight, and they come by that.
+    """Draws an exponential waiting time for each sample, with its weight as the rate, and sorts the samples by it.
 
     See Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
     """
@@ -126,13 +127,14 @@ class _WithoutReplacement(ChunkedEpoch):
 
 
 def _waits(key: int, weights: Tensor, start: int, stop: int) -> Tensor:
-    """The waiting times of some samples, drawn by their index; infinite where the weight is 0."""
+    """Return the waiting times of some samples, drawn by their index; infinite for a weight of 0."""
     chosen = weights[start:stop]
     waits = -_logarithm(1.0 - uniform(key, start, stop)) / chosen
     return torch.where(chosen > 0, waits, torch.inf)
 
 
 def _checked(weights: Tensor) -> Tensor:
+    """Return the weights if all of them are valid."""
     if weights.numel() > 0 and not 0 <= float(weights.min()) <= float(weights.max()) < math.inf:
         wrong = (~(weights.isfinite() & (weights >= 0))).nonzero().squeeze(1)
         raise DataError(
@@ -148,7 +150,7 @@ def _checked(weights: Tensor) -> Tensor:
 def _integers(weights: Tensor) -> Tensor:
     """Scale weights to integers whose sum has at most 53 bits, so that sums are exact on every machine.
 
-    A weight that is too small for that among the others becomes 0: it would come once in ``2**53`` samples.
+    A relative weight below ``2**-53`` becomes 0.
     """
     exponent = int(torch.frexp(weights.max()).exponent)
     places = 62 - weights.numel().bit_length()
@@ -157,13 +159,13 @@ def _integers(weights: Tensor) -> Tensor:
 
 
 def _scaled(weights: Tensor, exponent: int) -> Tensor:
-    """Multiply by a power of two, in two steps as it may be out of range, and round down."""
+    """Multiply by a power of two, in two steps since it may be out of range, and round down."""
     half = exponent // 2
     return (weights * 2.0**half).mul_(2.0 ** (exponent - half)).to(torch.int64)
 
 
 def _logarithm(values: Tensor) -> Tensor:
-    """The natural logarithm of numbers above 0, computed bit-for-bit identically on every processor."""
+    """Return the natural logarithm of positive numbers, bit-for-bit identical on every processor."""
     mantissa, exponent = cast("tuple[Tensor, Tensor]", torch.frexp(values))
     small = mantissa < 0.5**0.5
     mantissa = torch.where(small, mantissa * 2, mantissa)
