@@ -185,8 +185,8 @@ def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
     if len(seen) > 1:
         (structure, name), (other, other_name), *_ = seen.items()
         raise DataError(
-            f"The datasets of a mixture have samples that make no batch: a sample of {name!r} is {structure}, a sample of "
-            f"{other_name!r} is {other}. Give the samples the same structure, with the conversions that the model "
+            f"The datasets of a mixture have samples that make no batch: a sample of {name!r} is {structure}, a sample "
+            f"of {other_name!r} is {other}. Give the samples the same structure, with the conversions that the model "
             "needs."
         )
 
