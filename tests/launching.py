@@ -15,7 +15,10 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _SERVER = "TESTS_FORK_SERVER"
-_KNOWN_VARIABLES = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # to `fork_server.py`; those of accelerate act when it is used
+_KNOWN_VARIABLES = {
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+}  # to `fork_server.py`; others act when they are used
 _RANK_VARIABLES = {
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
@@ -108,7 +111,8 @@ class Launch:
         if isinstance(script, str):
             text, script = script, self.folder / f"script_{free_port()}.py"
             script.write_text(text)
-        is_known = all(name in _KNOWN_VARIABLES or name.startswith("ACCELERATE_") for name in env or {})
+        known = _KNOWN_VARIABLES | _RANK_VARIABLES
+        is_known = all(name in known or name.startswith("ACCELERATE_") for name in env or {})
         python = forked_python() if is_known and not fresh else [sys.executable]
         command = [*python, *torchrun(ranks, python), str(script), *arguments]
         return run_command(command, folder=self.folder, env={**self.env, **(env or {})}, timeout=timeout)

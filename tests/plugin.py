@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resources = contextlib.ExitStack()
     resources.enter_context(launching.fork_server())
+    # Only where a machine fails is it too early; small runs that save would wait for the disk half of their time.
+    resources.enter_context(pytest.MonkeyPatch.context()).setattr(os, "fsync", lambda _descriptor: None)
     config.add_cleanup(resources.close)
 
 
@@ -107,6 +110,8 @@ def fresh_start(request: pytest.FixtureRequest) -> Iterator[None]:
             pytest.skip("needs a CUDA device")
         torch.set_num_threads(1)
         torch.manual_seed(0)
+        # How long torch waits for a worker of a loader that is collected with the trainer that it is held by.
+        pytest.MonkeyPatch().setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 1.0)
     yield
     cells.forget_accelerate_state()
 

@@ -505,7 +505,13 @@ def test_the_table_is_complete() -> None:
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.filterwarnings("ignore:.broadcast_buffers. is deprecated:FutureWarning")  # in favour of a newer name
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch hides it
-@pytest.mark.parametrize("row", settings_that("supported", "rounded"))
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=pytest.mark.more_cases if "regional" in row else ())
+        for row in settings_that("supported", "rounded")
+    ],
+)
 def test_what_works(row: str, shared_tmp_path: Path) -> None:
     """Uneven clipped updates are those of whole batches, evaluation is exact, all stop together, names are plain."""
     if row in TWO_RANKS_ONLY and not dist.is_initialized():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -94,8 +95,9 @@ def test_a_run_is_the_same_to_the_last_bit(eval_dataset: Any, shared_tmp_path: P
     assert outcome(2) == outcome(0)
 
 
-def test_what_callbacks_and_a_subclass_keep_stays_as_it_was() -> None:
+def test_what_callbacks_and_a_subclass_keep_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also buffers of the model, and the generators of a loader of the script's own."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # torch would wait for workers for 5 s
 
     def outcome(steps: int) -> list[Any]:
         counts, generator, starts = CountsInEvaluation(), torch.Generator().manual_seed(5), list[Any]()
@@ -119,6 +121,7 @@ def test_what_callbacks_and_a_subclass_keep_stays_as_it_was() -> None:
         ]
 
     assert outcome(1) == outcome(0)
+    gc.collect()  # the loaders, which trainers hold in a circle of references
 
 
 def test_a_mistake_in_the_evaluation_is_found_before_anything_is_trained(tmp_path: Path) -> None:

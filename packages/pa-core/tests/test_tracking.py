@@ -381,7 +381,7 @@ def test_epochs_go_over_no_recorded_values() -> None:
 def test_a_long_run_takes_little_memory() -> None:
     """A value costs some 70 bytes, so that a million of them are no burden."""
     history = InMemoryRunHistory()
-    count = 50_000
+    count = 20_000
     loss = torch.tensor(1.0)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -110,7 +110,7 @@ def test_a_tensor_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
             trainer.load_checkpoint(path)
 
 
-EVERY = 7
+EVERY = 13
 """Which of the misfits are tried where there is little time: a prime number, so that all kinds are among them."""
 
 

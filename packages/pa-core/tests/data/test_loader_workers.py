@@ -447,55 +447,58 @@ def test_workers_end_with_the_process_that_started_them(launch: Launch) -> None:
 
 
 PREPARED = """
-import os, sys
+import os
 import torch
 from accelerate import Accelerator
 from torch.utils.data import TensorDataset
 
 from pa_data import KeyedDataLoader
 
-accelerator = Accelerator(cpu=True)
-processes = {"rank": accelerator.process_index, "num_processes": accelerator.num_processes}
-dataset = TensorDataset(torch.arange(22.0).unsqueeze(1))
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = KeyedDataLoader(dataset, 4, shuffle=True, seed=3, num_workers=2, device=accelerator.device, **processes)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-if len(sys.argv) > 2:
-    accelerator.load_state(sys.argv[2])
-steps = 0
-for epoch in range(loader.epoch, 3):
-    loader.set_epoch(epoch)
-    for (inputs,) in loader:
-        accelerator.backward(model(inputs).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        steps += 1
-        samples = [int(index) for index in inputs.flatten()]
-        os.write(1, f"batch ({accelerator.process_index}, {epoch}, {samples})\\n".encode())
-        if steps == int(sys.argv[1]):
-            accelerator.save_state("middle")
-            sys.exit()
+def train(part, saves_after=-1, resumes=False):
+    accelerator = Accelerator(cpu=True)
+    processes = {"rank": accelerator.process_index, "num_processes": accelerator.num_processes}
+    dataset = TensorDataset(torch.arange(22.0).unsqueeze(1))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = KeyedDataLoader(dataset, 4, shuffle=True, seed=3, num_workers=2, device=accelerator.device, **processes)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if resumes:
+        accelerator.load_state("middle")
+    steps = 0
+    for epoch in range(loader.epoch, 3):
+        loader.set_epoch(epoch)
+        for (inputs,) in loader:
+            accelerator.backward(model(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            samples = [int(index) for index in inputs.flatten()]
+            os.write(1, f"{part}: ({accelerator.process_index}, {epoch}, {samples})\\n".encode())
+            if steps == saves_after:
+                accelerator.save_state("middle")
+                return
+
+train("whole")
+train("before", saves_after=5)
+train("after", resumes=True)
 """
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate_leaves_the_loader_as_it_is_and_saves_its_position(launch: Launch, ranks: int) -> None:
     """After `prepare` each sample comes once an epoch, and `load_state` continues at the next batch of an epoch."""
-    whole = _batches(launch, ranks, "-1")
+    launched = launch(PREPARED, ranks=ranks)
+    assert launched.status == 0
+    whole, before, after = (
+        [ast.literal_eval(batch) for batch in re.findall(rf"{part}: (\(.*\))", launched.output)]
+        for part in ("whole", "before", "after")
+    )
     for epoch in range(3):
         seen = chain.from_iterable(samples for _, number, samples in whole if number == epoch)
         assert sorted(seen) == list(range(22))
 
-    before = _batches(launch, ranks, "5")
     assert len(before) == 5 * ranks
-    assert sorted(before + _batches(launch, ranks, "-1", "middle")) == sorted(whole)
-
-
-def _batches(launch: Launch, ranks: int, *arguments: str) -> list[tuple[int, int, list[int]]]:
-    ended = launch(PREPARED, *arguments, ranks=ranks)
-    assert ended.status == 0
-    return [ast.literal_eval(found) for found in re.findall(r"batch (\(.*\))", ended.output)]
+    assert sorted(before + after) == sorted(whole)
 
 
 class Local(Dataset[Any]):

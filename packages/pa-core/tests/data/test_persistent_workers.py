@@ -18,8 +18,9 @@ from pa_core import Trainer, TrainerCallback
 
 
 @pytest.fixture(autouse=True)
-def ended_workers() -> Iterator[None]:
+def ended_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers end with their loader, which a trainer holds in a circle of references."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # torch would wait for 5 s
     yield
     gc.collect()
 

@@ -51,12 +51,20 @@ CASES = [
     *((place, number % 2, "ValueError") for number, place in enumerate(PLACES)),
     *(("on_train_step_end", number % 2, error) for number, error in enumerate(ERRORS)),
 ]
+EACH_TIME = [*CASES[: len(HOOKS) + len(EVENTS) : 3], *CASES[len(HOOKS) + len(EVENTS) :]]
+"""A third of the hooks and events, in each phase of a run, and whatever else fails."""
+EACH_NIGHT = [case for case in CASES if case not in EACH_TIME]
 ON_THE_OTHER_RANK = [(place, 1 - rank, error) for place, rank, error in CASES]
 STATUS_OF = {"ValueError": 1, "KeyboardInterrupt": 130, "SystemExit(3)": 3, "SystemExit(0)": 1, "SystemExit(text)": 1}
 
 
 @pytest.mark.parametrize(
-    "cases", [CASES, pytest.param(ON_THE_OTHER_RANK, marks=pytest.mark.more_cases)], ids=["by turns", "the other rank"]
+    "cases",
+    [
+        pytest.param(EACH_TIME, id="each time"),
+        pytest.param(EACH_NIGHT, id="each night", marks=pytest.mark.more_cases),
+        pytest.param(ON_THE_OTHER_RANK, id="the other rank", marks=pytest.mark.more_cases),
+    ],
 )
 def test_a_rank_that_fails_ends_at_once_wherever_it_fails(
     cases: list[tuple[str, int, str]], launch: Launch, tmp_path: Path

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -83,7 +82,7 @@ Accelerator()
 Trainer(torch.nn.Linear(1, 1), None, None)
 print("trains by itself")
 """
-WITHOUT_VARIABLES = {"ACCELERATE_USE_CPU": None, "OMP_NUM_THREADS": None}
+WITHOUT_VARIABLES = {"ACCELERATE_USE_CPU": None}
 
 BEFORE_ANY_TRAINER = """
 import os, sys
@@ -116,8 +115,7 @@ def trainer() -> Trainer[nn.Linear]:
 
 def test_launchers_train_the_same_model(tmp_path: Path, free_port: int) -> None:
     """`accelerate launch` starts one process, `notebook_launcher` as many as asked; all train the same weights."""
-    accelerate = [str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch"]
-    one = noted_by_ranks(tmp_path / "accelerate", WITHOUT_NOTEBOOK, launcher=accelerate)
+    one = noted_by_ranks(tmp_path / "accelerate", WITHOUT_NOTEBOOK, "-m", "accelerate.commands.launch")
     two_in_notebook = noted_by_ranks(tmp_path / "notebook", IN_NOTEBOOK.format(port=free_port))
     alone, connected = (f"{processes}, device cpu, precision fp32" for processes in ("1 process", "2 processes (gloo)"))
     assert [noted["runs on"] for noted in (*one, *two_in_notebook)] == [alone, connected, connected]
@@ -125,12 +123,12 @@ def test_launchers_train_the_same_model(tmp_path: Path, free_port: int) -> None:
         torch.testing.assert_close(torch.tensor(noted["weights"]), torch.tensor(one[0]["weights"]))
 
 
-def noted_by_ranks(folder: Path, start: str, launcher: list[str] | None = None) -> list[dict[str, Any]]:
+def noted_by_ranks(folder: Path, start: str, *launcher: str) -> list[dict[str, Any]]:
     """What each rank has noted at the end of a training that was started in a folder of its own."""
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(TRAIN + start)
-    command = [*(launcher or forked_python()), str(script)]
+    command = [*forked_python(), *launcher, str(script)]
     launched = run_command(command, folder=folder, env={"HF_HOME": str(folder)})
     assert launched.status == 0
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]

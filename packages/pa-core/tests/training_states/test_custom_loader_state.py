@@ -320,7 +320,7 @@ interrupt(Path("states"), ON_ONE_PROCESS["random"], ("on_train_step_end", 5))
 def test_another_number_of_processes_is_refused(launch: Launch) -> None:
     """Of a loader that is not the trainer's, nobody knows which samples the other processes had."""
     root = str(Path(__file__).parents[4])
-    launch(SCRIPT, ranks=2, env={"PYTHONPATH": root, "PYTHONWARNINGS": "ignore"})
+    launch(SCRIPT, ranks=2, env={"PYTHONPATH": root})
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "resume_from": launch.folder / "states"}
     with pytest.raises(CheckpointError, match="on 1 process") as refused:
         run(ON_ONE_PROCESS["random"], **options)

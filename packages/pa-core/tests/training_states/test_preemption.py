@@ -185,7 +185,7 @@ Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), [save,
 
 def test_a_run_that_sigterm_ends_leaves_a_line(launch: Launch) -> None:
     """It ends as it would have without the line: by the signal itself."""
-    launched = launch(ENDED_BY_SIGTERM, fresh=True)
+    launched = launch(ENDED_BY_SIGTERM)
     assert launched.status == -signal.SIGTERM
     assert "Ended by SIGTERM after update 5. The newest training state is step_4: 1 update is lost." in launched.output
 

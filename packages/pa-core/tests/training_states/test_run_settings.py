@@ -212,31 +212,6 @@ def test_other_settings_of_the_optimizer_are_used_too(folder: Path, capsys: pyte
     ]
 
 
-def rates_of(rate: float, *callbacks: TrainerCallback, **options: Any) -> list[float]:
-    """The learning rate of each update of a run."""
-    torch.manual_seed(0)
-    model, used = TinyClassifier(), RatesUsed()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=rate), callbacks=[*callbacks, used])
-    trainer.train(make_classification(32), 2, **options)
-    return used.rates
-
-
-def inverse_decay(optimizer: Optimizer) -> LambdaLR:
-    """A schedule that is a function of the update."""
-    return LambdaLR(optimizer, lambda update: 1 / (update + 1))
-
-
-@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=2, gamma=0.5), inverse_decay])
-def test_another_learning_rate_is_used_from_the_place_where_the_run_goes_on(tmp_path: Path, scheduler: Any) -> None:
-    """The schedule goes on from the same place of its curve, in proportion to the new rate."""
-    whole = rates_of(0.4, create_scheduler_fn=scheduler)
-    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)
-    with pytest.raises(Interrupted):
-        rates_of(0.4, states, InterruptAt(STEP_END, 3), create_scheduler_fn=scheduler)
-    rates = rates_of(0.1, create_scheduler_fn=scheduler, resume_from=tmp_path)
-    assert rates == pytest.approx([rate / 4 for rate in whole[3:]])
-
-
 def make_other(model: nn.Module, optimizer: type[Adam | SGD] = Adam) -> Trainer:
     """A trainer of another model than that of the saved run."""
     return Trainer(model, nn.CrossEntropyLoss(), optimizer(model.parameters(), lr=0.01), callbacks=[])

@@ -44,7 +44,7 @@ def some_updates(kind: str, number: int) -> list[int]:
 def test_what_a_script_keeps_is_resumed(kind: str, shared_tmp_path: Path) -> None:
     """Interrupted at any update, a run ends with the weights of an undisturbed one, and nothing is warned of."""
     expected = scripts.train(kind, shared_tmp_path / "whole")
-    for update in some_updates(kind, 5):
+    for update in some_updates(kind, 3):
         folder = shared_tmp_path / str(update)
         with pytest.raises(Interrupted):
             scripts.train(kind, folder, InterruptAt("on_train_step_end", update))
@@ -54,7 +54,7 @@ def test_what_a_script_keeps_is_resumed(kind: str, shared_tmp_path: Path) -> Non
 def test_what_a_module_counts_is_resumed_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     """A GAN whose discriminator counts its calls ends as an undisturbed one."""
     expected = scripts.train_gan(tmp_path / "whole")
-    for update in some_updates("gan", 5):
+    for update in some_updates("gan", 3):
         folder = tmp_path / str(update)
         with pytest.raises(Interrupted):
             scripts.train_gan(folder, InterruptAt("on_optimizer_step_end", update))
@@ -82,7 +82,7 @@ def test_what_samples_depend_on_is_named(options: dict[str, Any], place: str, tm
     """A generator of the dataset's own, a counter or one in a worker is not resumed, which is said once, at a save."""
     trainer = scripts.Scripted(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
     with pytest.warns(UserWarning, match="Samples depend on") as warned:
-        trainer.train(num_epochs=2, per_device_batch_size=2, **options)
+        trainer.train(num_epochs=2, per_device_batch_size=4, **options)
     (said,) = [str(one.message) for one in warned]
     assert f"Samples depend on {place}, which" in said
 
@@ -91,11 +91,11 @@ def test_what_samples_depend_on_is_named(options: dict[str, Any], place: str, tm
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_samples_do_not_depend_on_is_not_named(dataset: Any, workers: int, tmp_path: Path) -> None:
     """A generator that is seeded for each sample, what is counted and what is kept are nobody's loss."""
-    trainer = scripts.Scripted(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1))
+    trainer = scripts.Scripted(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2))
     kwargs = {"num_workers": workers}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer.train(dataset(), 2, per_device_batch_size=2, train_dataloader_kwargs=kwargs)
+        trainer.train(dataset(), 2, per_device_batch_size=4, train_dataloader_kwargs=kwargs)
 
 
 class ReadsClock(TrainerCallback):

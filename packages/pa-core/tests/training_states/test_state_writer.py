@@ -400,13 +400,13 @@ def _num_files(states: list[Path]) -> int:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_state_costs_what_changed(tmp_path: Path, asynchronous: bool) -> None:
-    """With 99 % frozen, a state takes 1.05 times the trained weights and their optimizer state, after a resume too."""
-    model = _model(frozen_layers=99)
+    """With 97 % frozen, a state takes 1.05 times the trained weights and their optimizer state, after a resume too."""
+    model = _model(frozen_layers=39)
     model[2].requires_grad_(False)
     trained = 3 * sum(parameter.nbytes for parameter in model[1].parameters())
 
     _train(tmp_path, model, steps=2, asynchronous=asynchronous)
-    states = _train(tmp_path, _model(99), steps=3, asynchronous=asynchronous, resume_from=tmp_path)
+    states = _train(tmp_path, _model(39), steps=3, asynchronous=asynchronous, resume_from=tmp_path)
 
     for state in states[1:]:
         written = sum(file.stat().st_size for file in state.iterdir() if file.stat().st_nlink == 1)
