@@ -35,6 +35,7 @@ MODULES_WITH_NAMES = (
     "pa_data.files",
     "pa_data.orders",
     "pa_data.rng",
+    "pa_data.script_state",
     "pa_distributed.gradient_tree",
     "pa_distributed.gradients",
     "pa_trial.samplers",

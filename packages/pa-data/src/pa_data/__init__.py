@@ -1,7 +1,7 @@
 """Loaders that resume at any sample, on any number of processes, and the orders that they follow.
 
 Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_data.errors``, ``pa_data.files``,
-``pa_data.orders`` and ``pa_data.rng``.
+``pa_data.orders``, ``pa_data.rng`` and ``pa_data.script_state``.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from pa_data._clocks import read_clocks, was_read_since
 from pa_data._loader_parts import loader_parts
 from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of, set_state_of, state_of
 
@@ -213,22 +214,26 @@ class Snapshot:
 
     def __init__(self, roots: Mapping[str, object], *, without: Iterable[object] = ()) -> None:
         found = find_state(roots, without=without)
+        self._clocks = read_clocks()
         self.notes: dict[str, Note] = {
             one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in found
         }
 
-    def changed(self, later: Snapshot) -> list[str]:
+    def changed(self, later: Snapshot, *, but_clocks: bool = False) -> list[str]:
         """Return the places whose state appeared, changed or went.
 
         Args:
             later: A snapshot of a later moment, of the same roots.
+            but_clocks: Whether numbers that a clock has said between the two moments are left out.
         """
         before, after = self.notes, later.notes
         differ = [place for place, note in after.items() if place in before and note.differs(before[place])]
         appeared = [place for place in after if place not in before]
         gone = [place for place in before if place not in after]
-        moved = _unchanged_elsewhere(before, gone, after, appeared)
-        return [place for place in (*differ, *appeared, *gone) if place not in moved]
+        left_out = _unchanged_elsewhere(before, gone, after, appeared)
+        if but_clocks:
+            left_out |= {place for place, note in after.items() if was_read_since(self._clocks, note.mark)}
+        return [place for place in (*differ, *appeared, *gone) if place not in left_out]
 
 
 def _unchanged_elsewhere(

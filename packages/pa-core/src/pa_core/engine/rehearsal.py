@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pa_core._tensors import buffers_of_module, parameters_of_module
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.training_state.script_state import read_clocks, was_read_since
 from pa_data import map_tensors
 from pa_data.state_search import Snapshot
 
@@ -54,7 +53,6 @@ class Rehearsal:
         Raises:
             UnsupportedConfigurationError: The results of the batch depend on others.
         """
-        clocks = read_clocks()
         self._disturb_weights()
         first, after_first = self._results(batch)
         second, after_second = self._results(batch)  # alternating state is the same after another call
@@ -64,9 +62,7 @@ class Rehearsal:
             _, after_other = self._results(batch)
         last, after_last = self._results(batch)
         differs = {*after_first.changed(after_second), *after_first.changed(after_last)}
-        moved = [place for place in after_other.changed(after_last) if place in differs]
-        notes = after_last.notes
-        moved = [place for place in moved if place not in notes or not was_read_since(clocks, notes[place].mark)]
+        moved = [place for place in after_other.changed(after_last, but_clocks=True) if place in differs]
         if moved or not (_are_equal(first, second) and _are_equal(first, last)):
             raise _depends(moved)
 

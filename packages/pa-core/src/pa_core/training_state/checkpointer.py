@@ -35,7 +35,7 @@ from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.resume import ResumePlan
 from pa_core.training_state.run_state import capture, find_extension, pack_by_optimizer
 from pa_core.training_state.saved_runs import newest_state
-from pa_core.training_state.script_state import ScriptState
+from pa_core.training_state.script_state import RunScriptState
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SupportsStateDict
 from pa_core.user_warnings import warn_user
@@ -150,7 +150,7 @@ class Checkpointer:
         self.ended_by: type[BaseException] | None = None
         self.is_between_steps: bool = False
         self.unchecked_optimizers: set[str] = set()
-        self._script: ScriptState | None = None
+        self._script: RunScriptState | None = None
         self._buffers = OwnBuffers()
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
         self._rng_state: Mapping[str, Any] | None = None
@@ -173,7 +173,7 @@ class Checkpointer:
         Args:
             run: The run, once all hooks and callbacks of its start were called.
         """
-        self._script = ScriptState(run, self.registered)
+        self._script = RunScriptState(run, self.registered)
 
     def check_layers(self, run: ResumableRun) -> None:
         """Raise an error for layers that were replaced within the run.

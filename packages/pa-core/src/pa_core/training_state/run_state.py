@@ -40,11 +40,11 @@ from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.run_settings import Difference, compare_settings, reject_differences
 from pa_core.training_state.script_state import restore_script_state, shown_places
 from pa_core.training_state.snapshotable import LOSS_FUNC, ResumableRun, modules_of
-from pa_core.training_state.stored_values import same_on_all
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 from pa_data.orders import Shuffled
 from pa_data.rng import restore_rng_state, seed_rng
+from pa_data.script_state import ScriptState
 
 _RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
@@ -417,7 +417,7 @@ class SavedRun:
         On a different number of processes, what was the same on all of them is restored.
         """
         of_each = [dict(one.script or {}) for one in self._ranks]
-        stored = of_each[distributed.rank()] if self._is_split_as_before() else same_on_all(of_each)
+        stored = of_each[distributed.rank()] if self._is_split_as_before() else ScriptState.same_on_all(of_each)
         lost = [place for place in dict.fromkeys(place for one in of_each for place in one) if place not in stored]
         wanted = {place: one for place, one in stored.items() if not place.startswith(tuple(self._begins_anew))}
         lost += restore_script_state(run, self._registered, StoredTensor.resolve(wanted))

@@ -1,4 +1,4 @@
-"""Values that a training state stores by their place: what is written for each, and how it is put back."""
+"""Values that are stored by their place: what is kept of each, and how it is put back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import copy
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import CellType
 from typing import Any, NamedTuple, cast
@@ -14,14 +13,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from pa_checkpoint import CheckpointError, Writer
 from pa_data.state_search import Found
+
+__all__ = ["StoredValue", "place_of_owner"]
 
 _MOST_NUMBERS = 65_536
 
 
 class StoredValue(NamedTuple):
-    """A value in a training state.
+    """What is stored of a piece of state.
 
     Attributes:
         owner: The place of what holds it.
@@ -45,12 +45,7 @@ class StoredValue(NamedTuple):
         packed = _pack(found)
         if packed is None or isinstance(found.owner, tuple | set | frozenset):
             return None
-        stored = cls(place_of_owner(found), found.name, *packed)
-        try:
-            Writer.check({"script": stored._asdict()})
-        except CheckpointError:
-            return None
-        return stored
+        return cls(place_of_owner(found), found.name, *packed)
 
     def put_back(self, owner: object, found: Found | None) -> bool:
         """Restore the value.
@@ -177,24 +172,3 @@ def _fill(container: Any, value: Any) -> bool:
     else:
         return False
     return True
-
-
-def same_on_all(of_processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what several processes have all stored.
-
-    Args:
-        of_processes: What each has stored, by place.
-    """
-    first, *others = of_processes
-    return {place: one for place, one in first.items() if all(_is_same(one, other.get(place)) for other in others)}
-
-
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
-    """Whether two processes have stored the same; of arrays and tensors, the values count."""
-    return other is not None and all(_listed(value) == _listed(other[name]) for name, value in one.items())
-
-
-def _listed(value: Any) -> object:
-    if isinstance(value, dict):
-        return {name: _listed(one) for name, one in cast("dict[object, object]", value).items()}
-    return value.tolist() if hasattr(value, "tolist") else value
