@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final, cast
 from weakref import ref
@@ -16,7 +18,18 @@ from typing_extensions import override
 
 from pa_data._torch import version_of
 
-__all__ = ["PLAIN", "is_array", "is_container", "is_generator", "is_plain", "mark_of", "set_state_of", "state_of"]
+__all__ = [
+    "PLAIN",
+    "is_array",
+    "is_container",
+    "is_generator",
+    "is_plain",
+    "mark_of",
+    "read_clocks",
+    "set_state_of",
+    "state_of",
+    "was_read_since",
+]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """The types of plain values. Of a subclass nobody knows what else it holds."""
@@ -218,3 +231,25 @@ def _all_frozen(kind: type, items: list[object] | set[object]) -> object:
     if any(one is _NOT_PLAIN for one in items):
         return _NOT_PLAIN
     return (kind, frozenset(items) if isinstance(items, set) else tuple(items))
+
+
+def read_clocks() -> tuple[float, ...]:
+    """Return what the clocks of this process say."""
+    return time.time(), time.monotonic(), time.perf_counter(), time.process_time()
+
+
+def was_read_since(clocks: Iterable[float], value: object) -> bool:
+    """Return whether a value is what a clock has said between an earlier moment and now.
+
+    Args:
+        clocks: What the clocks said at that moment.
+        value: Any value.
+
+    Example:
+        >>> clocks = read_clocks()
+        >>> was_read_since(clocks, time.time()), was_read_since(clocks, 0.5)
+        (True, False)
+    """
+    return isinstance(value, float) and any(
+        since <= value <= now for since, now in zip(clocks, read_clocks(), strict=True)
+    )

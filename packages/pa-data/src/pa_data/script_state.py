@@ -1,6 +1,6 @@
 """What the objects of a script hold that has changed: stored by its place and put back in another process, or named.
 
-A script keeps more than the objects whose ``state_dict`` it saves: a counter, the last losses, a generator of its own.
+A script keeps more than the objects whose ``state_dict`` it saves: a counter, the last losses, a generator.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from pa_data._clocks import read_clocks, was_read_since
 from pa_data._keyed_loader import KeyedDataLoader
 from pa_data._loader_parts import loader_parts
+from pa_data._state_marks import read_clocks, was_read_since
 from pa_data._stored_values import StoredValue, place_of_owner
 from pa_data.drawn_state import DrawnState
 from pa_data.state_search import Found, find_state, generators_of_loader
@@ -55,8 +55,8 @@ class ScriptState:
     later, which the other process does not have yet.
 
     Args:
-        roots: The objects by the names that places begin with. Whatever changes in the first one counts, in the others
-            what was there at first.
+        roots: The objects by the names that places begin with. In the first root every change counts, in the others
+            changes of what was there at first.
         loader: The data loader of the script. What it draws its batches from is not searched, but see `drawn`.
         without: Objects that are saved in another way, such as the parameters and buffers of a model.
 
@@ -133,9 +133,8 @@ class ScriptState:
     def drawn(self) -> list[str]:
         """Return the places of generators and counters that fetching samples has moved on, here or in workers.
 
-        They are not stored: they may belong to a batch that was fetched ahead. What has a ``state_dict``, and the
-        generators of a loader without an order of its own, of its samplers and its dataset, whoever saves the loader
-        saves with it.
+        They are not stored: they may belong to a batch that was fetched ahead. What has a ``state_dict``, and
+        the generators of a plain loader, its samplers and its dataset, are to be saved with the loader.
         """
         in_workers = self._loader.moved_in_workers if isinstance(self._loader, KeyedDataLoader) else []
         return [*dict.fromkeys([*self._drawn.moved(), *in_workers])]
@@ -260,7 +259,7 @@ def _fetching(loader: object) -> dict[str, object]:
 
 
 def _saved_with_loader(loader: object) -> list[object]:
-    """The generators of a loader that has no order of its own, of its samplers and of its dataset."""
+    """The generators of a loader without its own order, of its samplers and of its dataset."""
     return [] if isinstance(loader, KeyedDataLoader) else [found.value for found in generators_of_loader(loader)]
 
 

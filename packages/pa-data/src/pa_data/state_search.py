@@ -25,9 +25,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pa_data._clocks import read_clocks, was_read_since
 from pa_data._loader_parts import loader_parts
-from pa_data._state_marks import PLAIN, is_array, is_container, is_generator, is_plain, mark_of, set_state_of, state_of
+from pa_data._state_marks import (
+    PLAIN,
+    is_array,
+    is_container,
+    is_generator,
+    is_plain,
+    mark_of,
+    read_clocks,
+    set_state_of,
+    state_of,
+    was_read_since,
+)
 
 __all__ = [
     "PLAIN",

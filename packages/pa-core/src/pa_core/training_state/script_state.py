@@ -24,7 +24,7 @@ _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
 
 
 class RunScriptState:
-    """What steps change in the objects of a script, beside the parts of a run.
+    """What steps change in the objects of a script, other than the parts of a run.
 
     What is not stored is named in one warning. Steps pay nothing for it.
 
