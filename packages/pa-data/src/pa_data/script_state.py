@@ -136,7 +136,7 @@ class ScriptState:
         They are not stored: they may belong to a batch that was fetched ahead. What has a ``state_dict``, and
         the generators of a plain loader, its samplers and its dataset, are to be saved with the loader.
         """
-        in_workers = self._loader.moved_in_workers if isinstance(self._loader, KeyedDataLoader) else []
+        in_workers: list[str] = getattr(self._loader, "moved_in_workers", [])  # of a requested loader
         return [*dict.fromkeys([*self._drawn.moved(), *in_workers])]
 
     @staticmethod
@@ -249,12 +249,13 @@ def _find(roots: Mapping[str, object], loader: object, without: Iterable[object]
 def _fetching(loader: object) -> dict[str, object]:
     """What samples are fetched with, unless it has a state itself."""
     parts = {path.rpartition(".")[2]: part for path, part in loader_parts(loader).items()}
+    collate_fn: object = getattr(loader, "collate_fn", None)
     if isinstance(loader, KeyedDataLoader):
         parts["order"] = loader.given_order
         del parts["loader"]
     elif any(map(_has_state, parts.values())):
         return {}
-    roots = {**parts, "collate_fn": getattr(loader, "collate_fn", None)}
+    roots = {**parts, "collate_fn": collate_fn}
     return {name: one for name, one in roots.items() if one is not None and not _has_state(one)}
 
 
