@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-import pa_checkpoint._errors
 import pa_data.errors
-import pa_distributed._comparison
+import pa_distributed
 from pa_checkpoint import CheckpointError, RemoteFolder, save
 from pa_checkpoint._remote_folder import RemoteCheckpoint
 from pa_core import SaveTrainingStateCallback, Trainer
@@ -34,9 +33,7 @@ _SHORTENS = frozenset({"without_secrets", "warn_user"})
 _PRINTS = frozenset({"print", "write", "print_once", "report", "_say", "warn", "add_note"})
 
 
-@pytest.mark.parametrize(
-    "module", [pa_checkpoint._errors, pa_data.errors, pa_distributed._comparison], ids=lambda m: m.__name__
-)
+@pytest.mark.parametrize("module", [pa_data.errors, pa_distributed], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

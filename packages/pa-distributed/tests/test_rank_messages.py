@@ -98,3 +98,22 @@ def test_what_takes_long_on_one_process_fails_on_all_if_it_fails(monkeypatch: py
 
     with pytest.raises(ConnectionError):
         run_while_others_wait(fail if dist.get_rank() == 1 else None)
+
+
+def test_what_fails_at_once_is_not_waited_for() -> None:
+    """The process that has failed does not wait for the others, which learn of it when they are done."""
+    box = RankMessages()
+
+    def act() -> None:
+        if dist.get_rank() == 1:
+            raise ConnectionError
+        box.wait_for("the error was raised", 1)
+
+    if dist.get_rank() == 0:
+        with pytest.raises(OtherProcessError, match="rank 1, which has raised an error"):
+            run_while_others_wait(act, fails_at_once=True)
+    else:
+        with pytest.raises(ConnectionError):
+            run_while_others_wait(act, fails_at_once=True)
+        box.post("the error was raised", "")
+    run_while_others_wait(lambda: None, fails_at_once=True)

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from typing_extensions import override
 
-_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
-_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
-_SHORTEST_SECRET = 3
-"""The shortest part of a URL, in characters, that is replaced everywhere: shorter parts occur in any text."""
-
-
-def without_secrets(text: str) -> str:
-    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
-
-    Args:
-        text: A message.
-
-    Example:
-        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
-        'https://***@host/a.tar?***: not found'
-    """
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
-
-
-def message_of(error: BaseException, url: str) -> str:
-    """Return the type and the text of an error of a library, without the secret parts of a URL.
-
-    Args:
-        error: The error, whose text may contain parts of the URL.
-        url: The URL that the error is about.
-    """
-    text = without_secrets(f"{type(error).__name__}: {error}")
-    for secret in sorted(_secrets_in(url), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
+from pa_distributed import without_secrets
 
 
 def safe_cause(error: BaseException, url: str) -> BaseException | None:
@@ -51,13 +20,6 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
         url: The URL that the error is about.
     """
     return error if without_secrets(url) == url else None
-
-
-def _secrets_in(url: str) -> set[str]:
-    """Return the secret parts of a URL."""
-    users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
-    queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
-    return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 class ExplainedError(Exception):

@@ -22,13 +22,12 @@ from pa_checkpoint._errors import (
     CheckpointError,
     CheckpointNotFoundError,
     damage,
-    message_of,
     safe_cause,
-    without_secrets,
 )
 from pa_checkpoint._files import Found, find, key_of, located, publish, sha256_of, staged, sync_file
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, check_name, reason_of, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, parse_manifest, read_manifest
+from pa_distributed import without_secrets
 
 _ResultT = TypeVar("_ResultT")
 
@@ -253,9 +252,10 @@ class ObjectStore:
 
     def _explained(self, name: str, error: Exception) -> ObjectStoreError:
         """Return the error for a failed operation."""
+        reason = without_secrets(f"{type(error).__name__}: {error}", self.url)
         return ObjectStoreError(
             "An operation on the object store failed.",
-            given=f"{self.url}/{name}: {message_of(error, self.url)}",
+            given=f"{self.url}/{name}: {reason}",
             expected="the URL of a bucket in which this process may list, read, write and remove objects",
             do="Check the URL, the credentials and the connection. Install pa-checkpoint[fsspec], and s3fs for s3://.",
         )
@@ -385,7 +385,8 @@ class RemoteFolder:
             >>> store.explained("A checkpoint was not sent.", "step_100", OSError("secret is wrong")).given
             'step_100: OSError: *** is wrong'
         """
-        reason, do = message_of(error, self.url), "See whether the checkpoint is still there."
+        reason = without_secrets(f"{type(error).__name__}: {error}", self.url)
+        do = "See whether the checkpoint is still there."
         if isinstance(error, CheckpointError):
             reason, do = f"{error.problem} {error.given}", error.do
         explained = CheckpointError(problem, given=f"{place}: {reason}", do=do)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Unpack, override
 
@@ -18,7 +19,7 @@ from pa_data._streams import SizedStream
 from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
 from pa_data.orders._checks import check_count
-from pa_data.orders._given import check_order, order_of_dataset
+from pa_data.orders._given import order_of_dataset
 from pa_data.rng import extend_key, mix, preserve_rng_state
 
 __all__ = ["KeyedDataLoader", "count_samples"]
@@ -113,6 +114,49 @@ def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_or
         raise DataError("A keyed loader yields its batches in order: leave out in_order=False.")
 
 
+class ChosenBatches(Order, EpochOrder):
+    """Some batches of a dataset, one after the other: an order, and each epoch of it.
+
+    Args:
+        numbers: The numbers of the batches.
+        size: The number of samples of each batch but perhaps the last one of the dataset.
+        num_samples: The number of samples of the dataset.
+
+    Raises:
+        DataError: There is no such batch, or a shorter one is not the last one.
+
+    Example:
+        >>> ChosenBatches([0, 2], size=4, num_samples=10).indices(2, 6).tolist()
+        [2, 3, 8, 9]
+    """
+
+    name: ClassVar[str] = "chosen-batches-v1"
+    algorithm: ClassVar[str] = name
+    ascends: ClassVar[bool] = True
+
+    def __init__(self, numbers: Sequence[int], size: int, num_samples: int) -> None:
+        last = -(-num_samples // size) - 1
+        is_short = num_samples % size > 0
+        if not numbers or min(numbers) < 0 or max(numbers) > last or (is_short and last in numbers[:-1]):
+            raise DataError(
+                f"Batches are chosen by their numbers, 0 to {last}"
+                f"{f', of which {last} is shorter and comes last' * is_short}. Got batches={[*numbers]!r:.60}."
+            )
+        of_last = min(size, num_samples - numbers[-1] * size)
+        EpochOrder.__init__(self, (len(numbers) - 1) * size + of_last, seed=0, epoch=0)
+        self.numbers: Tensor = torch.tensor(numbers)
+        self.size: int = size
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        return self
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        return self.numbers[positions // self.size] * self.size + positions % self.size
+
+
 _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 _MAY_BE_EXCEEDED = 2  # see `UpdateSplit`
 _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
@@ -155,6 +199,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
         fixed_batches: Makes the same batches, of at most ``batch_size`` samples, on any number of processes. Training
             cuts updates as `UpdateSplit` does, and an evaluation deals its batches in turn.
+        batches: The numbers of the batches to load, in this order; None for all. What is drawn for their samples is
+            what is drawn in an epoch of all. If the last batch of the dataset is among them and shorter than the
+            others, it comes last.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
@@ -226,14 +273,21 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         in_order: bool = True,
         samples_per_update: int | None = None,
         fixed_batches: bool = False,
+        batches: Sequence[int] | None = None,
         **options: Unpack[LoadingOptions],
     ) -> None:
         _check_options(rank, num_processes, options, in_order)
-        check_order(order)
+        order = order_of_dataset(dataset if shuffle and split == "train" and algorithm is None else None, order)
         if order is not None and algorithm is not None:
             raise _two_orders(order, algorithm)
-        if order is None and shuffle and split == "train" and algorithm is None:
-            order = order_of_dataset(dataset)
+        if batches is not None:
+            if shuffle or order is not None or algorithm is not None or drop_last or num_processes > 1:
+                raise DataError(
+                    "Chosen batches have their order: leave out shuffle, order, algorithm and drop_last. On several "
+                    "processes, leave out num_processes and choose other batches on each."
+                )
+            check_count("batch_size", batch_size)
+            order = ChosenBatches(batches, cast("int", batch_size), count_samples(dataset))
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
         reads_stream = isinstance(dataset, IterableDataset)
         if reads_stream:

@@ -9,7 +9,6 @@ __all__ = [
     "DataError",
     "EmptyDatasetError",
     "ShardError",
-    "message_of",
     "safe_cause",
     "without_secrets",
 ]
@@ -21,30 +20,29 @@ _SHORTEST_SECRET = 3
 """Characters of a part of a URL that is replaced wherever it is: shorter ones are found in any text."""
 
 
-def without_secrets(text: str) -> str:
+def without_secrets(text: str, url: str = "") -> str:
     """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
 
     Args:
         text: A message.
+        url: The URL that the message is about: parts of it that are secret are replaced wherever they are in the text.
 
     Example:
         >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
         'https://***@host/a.tar?***: not found'
+        >>> without_secrets("403: the signature 1f3a is too old", "https://host/a.tar?signature=1f3a")
+        '403: the signature *** is too old'
     """
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
-
-
-def message_of(error: BaseException, url: str) -> str:
-    """Return the kind and the text of an error of a library, without what of a URL is secret.
-
-    Args:
-        error: The error, whose text may have parts of the URL.
-        url: The URL that it is about.
-    """
-    text = without_secrets(f"{type(error).__name__}: {error}")
+    text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
     for secret in sorted(_secrets_in(url), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
+
+
+def _secrets_in(url: str) -> set[str]:
+    users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
+    queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
+    return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 def safe_cause(error: BaseException, url: str) -> BaseException | None:
@@ -55,12 +53,6 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
         url: The URL that it is about.
     """
     return error if without_secrets(url) == url else None
-
-
-def _secrets_in(url: str) -> set[str]:
-    users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
-    queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
-    return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 class DataError(ValueError):

@@ -9,7 +9,7 @@ Public are the names in ``__all__`` of ``pa_distributed``, ``pa_distributed.grad
 from __future__ import annotations
 
 from pa_distributed._comparison import require_same
-from pa_distributed._errors import OtherProcessError, RanksDifferError
+from pa_distributed._errors import OtherProcessError, RanksDifferError, without_secrets
 from pa_distributed._failures import fail_fast, print_errors_once
 from pa_distributed._gloo import prepare_gloo
 from pa_distributed._hang_detector import HangDetector
@@ -36,4 +36,5 @@ __all__ = [
     "require_same",
     "run_while_others_wait",
     "store_of_processes",
+    "without_secrets",
 ]

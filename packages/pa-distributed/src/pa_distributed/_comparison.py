@@ -7,7 +7,6 @@ import functools
 import hashlib
 import numbers
 import os
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,12 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pa_distributed._errors import RanksDifferError
+from pa_distributed._errors import RanksDifferError, without_secrets
 from pa_distributed._processes import gather_objects, is_alone
 from pa_distributed._signs import name_ranks
 
-_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
-_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
 _MOST_SHOWN = 8
 _LONGEST_TEXT = 120
 _DEEPEST = 4
@@ -76,19 +73,6 @@ def require_same(
         or f"The processes of this run were not given the same: {shown}. Find the line of your script where the rank, "
         "the host or the environment decides this."
     )
-
-
-def without_secrets(text: str) -> str:
-    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
-
-    Args:
-        text: A message.
-
-    Example:
-        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
-        'https://***@host/a.tar?***: not found'
-    """
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 def digest(texts: Mapping[str, str]) -> list[int]:

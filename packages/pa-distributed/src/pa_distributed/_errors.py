@@ -1,6 +1,14 @@
-"""Errors that users catch, each with one text."""
+"""Errors that users catch, and texts without what URLs in them hold in secret."""
 
 from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+_USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
+_QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
+_SHORTEST_SECRET = 3
+"""The shortest part of a URL, in characters, that is replaced everywhere: shorter parts occur in any text."""
 
 
 class OtherProcessError(RuntimeError):
@@ -40,3 +48,31 @@ class RanksDifferError(ValueError):
     """
 
     __module__ = "pa_distributed"  # tracebacks show the public name
+
+
+def without_secrets(text: str, url: str = "") -> str:
+    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
+
+    Use it for what you print or log about a URL of an object store.
+
+    Args:
+        text: A message.
+        url: The URL that the message is about. Its secret parts are replaced everywhere in the text. None by default.
+
+    Example:
+        >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
+        'https://***@host/a.tar?***: not found'
+        >>> without_secrets("403: the signature 1f3a is too old", "https://host/a.tar?signature=1f3a")
+        '403: the signature *** is too old'
+    """
+    text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    for secret in sorted(_secrets_in(url), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _secrets_in(url: str) -> set[str]:
+    """Return the secret parts of a URL."""
+    users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
+    queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
+    return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}

@@ -210,7 +210,7 @@ def _explained() -> Generator[None]:
         ) from error
 
 
-def run_while_others_wait(action: Callable[[], None] | None) -> None:
+def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: bool = False) -> None:
     """Run a function that may take long on some processes, while the other processes wait.
 
     Use it for work that rank 0 does for minutes, for example to merge files or to evaluate on one device. In a
@@ -219,10 +219,13 @@ def run_while_others_wait(action: Callable[[], None] | None) -> None:
 
     Args:
         action: The function that this process runs, or None on a process that only waits.
+        fails_at_once: Whether a process raises the error of its function at once, and the other processes raise
+            ``OtherProcessError`` when their functions are done. By default, all processes raise the error when all
+            functions are done.
 
     Raises:
         Exception: The first error, by rank, of the functions.
-        OtherProcessError: Another process is gone.
+        OtherProcessError: Another process is gone, or its function raised an error that is not raised here.
 
     Example:
         >>> def merge_files() -> None:
@@ -235,13 +238,16 @@ def run_while_others_wait(action: Callable[[], None] | None) -> None:
         if action is not None:
             action()
         return
-    problem: Exception | None = None
+    messages, problem = RankMessages(), None
     try:
         if action is not None:
             action()
-    except Exception as error:
-        problem = error  # all processes are told about any error
-    RankMessages().wait_for_all()
-    for met in gather_objects(problem):
+    except BaseException as error:
+        if fails_at_once or not isinstance(error, Exception):
+            messages.leave()
+            raise
+        problem = error  # all processes are told
+    messages.wait_for_all()
+    for met in [] if fails_at_once else gather_objects(problem):
         if met is not None:
             raise met

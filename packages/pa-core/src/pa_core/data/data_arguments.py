@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_data.batches import describe_batch, is_array
-from pa_data.orders import Order, check_order, order_of_dataset
+from pa_data.orders import Order, order_of_dataset
 
 DEFAULT_BATCH_SIZE = 8
 """The default of ``per_device_batch_size``, an object of its own to tell whether an argument was passed."""
@@ -229,7 +229,7 @@ def order_that_makes_batches(order: Order | None, dataset: object, kwargs: Mappi
 def _check_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
     """Raise an error for an argument that is not an order, or that has no effect on the data of a run."""
     try:
-        check_order(order)
+        order_of_dataset(data, order)
     except TypeError as error:
         raise ArgumentTypeError(str(error)) from None
     if "order" in kwargs:

@@ -51,7 +51,6 @@ from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
 from pa_data import (
     KeyedDataLoader,
-    count_samples,
     is_in_memory,
     move_to_device,
     start_method,
@@ -248,7 +247,7 @@ class Loaders:
         if self._fixed_batches:
             _require_reproducible(purpose, kwargs)
             kwargs["fixed_batches"], allows_empty_shares = True, False
-        has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
+        has_too_few = allows_empty_shares and (length_of(dataset) or 0) < self._accelerator.num_processes
         keyed: KeyedDataLoader[Any] = KeyedDataLoader(
             dataset,
             split="train" if has_too_few else purpose,

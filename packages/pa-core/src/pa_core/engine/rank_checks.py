@@ -19,7 +19,6 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataload
 from pa_core.data.data_arguments import DataArgument
 from pa_core.data.split_sampler import split_sampler
 from pa_core.sharding.sharded_states import gathering
-from pa_data import count_samples
 
 _DECIDE_BATCHES = frozenset({"batch_sampler", "batch_size", "collate_fn", "drop_last", "sampler", "shuffle"})
 """Arguments of a loader that decide the content of batches; other arguments only decide how they are fetched."""
@@ -139,7 +138,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, object]:
     kind = _kind_of_loader(own)
     values: dict[str, object] = {name: kind, f"{name}, batches at most": batches_of_slices(loader)}
     if is_keyed(own):
-        values |= {f"{purpose} dataset": type(own.dataset), f"{purpose} dataset, length": count_samples(own.dataset)}
+        values |= {f"{purpose} dataset": type(own.dataset), f"{purpose} dataset, length": length_of(own.dataset)}
         values |= {f"{name}, {setting}": getattr(own, setting) for setting in ("batch_size", "drop_last", "shuffle")}
         if not own.given_order.is_plain:
             order = own.order

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
-from typing_extensions import override
 
 import pa_distributed
 from pa_core.data.custom_loader import is_dataloader
@@ -25,46 +24,13 @@ from pa_core.errors import ConfigurationError
 from pa_core.predictions.writer import ResumableWriter
 from pa_core.run_config import check_count
 from pa_core.steps.default_step import name_step
-from pa_data import KeyedDataLoader, count_samples, move_to_device
-from pa_data.orders import EpochOrder, Order
+from pa_data import KeyedDataLoader, move_to_device
 from pa_data.rng import restored_rng_states, seed_rng
-from pa_distributed import RankMessages, rank_local, require_same, run_while_others_wait
+from pa_distributed import rank_local, require_same, run_while_others_wait
 
 _BATCHES = -3  # extends the seed for draws in predict_batch; datasets draw by the index of the sample
 _FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
 """Arguments of a loader that would change the samples or their order."""
-
-
-class ChosenBatches(Order, EpochOrder):
-    """Selects some batches of a dataset: an order, and each epoch of it.
-
-    Args:
-        numbers: The numbers of the batches, at least one. Only the last batch may be shorter than the others.
-        size: The number of samples of each batch, except for the last batch of the dataset.
-        num_samples: The number of samples of the dataset.
-
-    Example:
-        >>> ChosenBatches([0, 2], size=4, num_samples=10).indices(2, 6).tolist()
-        [2, 3, 8, 9]
-    """
-
-    name: ClassVar[str] = "chosen-batches-v1"
-    algorithm: ClassVar[str] = name
-    ascends: ClassVar[bool] = True
-
-    def __init__(self, numbers: Sequence[int], size: int, num_samples: int) -> None:
-        last = min(size, num_samples - numbers[-1] * size)
-        EpochOrder.__init__(self, (len(numbers) - 1) * size + last, seed=0, epoch=0)
-        self._numbers, self._size = torch.tensor(numbers), size
-
-    @override
-    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
-        return self
-
-    @override
-    def compute_indices(self, start: int, stop: int) -> Tensor:
-        positions = torch.arange(start, stop)
-        return self._numbers[positions // self._size] * self._size + positions % self._size
 
 
 @dataclass(frozen=True)
@@ -107,7 +73,7 @@ class PredictionRun:
                 "Pass its dataset, and its other arguments as collate_fn and dataloader_kwargs."
             )
         DataArgument(self.dataset, "dataset", None, is_made_by_method=False)
-        count_samples(self.dataset)
+        KeyedDataLoader(self.dataset)  # refuses what has no positions, or no sample
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
                 raise ConfigurationError(
@@ -118,13 +84,18 @@ class PredictionRun:
         check_count("seed", self.seed, minimum=0)
         check_count("batch_size", self.batch_size)
 
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the dataset."""
+        return len(cast("Sized", self.dataset))
+
     def describe(self) -> dict[str, object]:
         """Return the settings that decide the predictions, by name."""
-        return {"number of samples": count_samples(self.dataset), "batch_size": self.batch_size, "seed": self.seed}
+        return {"number of samples": self.num_samples, "batch_size": self.batch_size, "seed": self.seed}
 
     def batches(self) -> Generator[Any, None, None]:
         """Yield the predictions for each batch on the first process; the other processes take part in each step."""
-        num_batches = -(-count_samples(self.dataset) // self.batch_size)
+        num_batches = -(-self.num_samples // self.batch_size)
         starts = range(0, num_batches, num_processes())
         # In the last step, a process without a batch repeats the last batch; the repeated predictions are dropped.
         predicted = self._predicted([min(start + rank(), num_batches - 1) for start in starts])
@@ -160,23 +131,25 @@ class PredictionRun:
             open_writer = partial(writer.open, identity, partial(self.trainer.print, flush=True))
             run_while_others_wait(open_writer if rank() == 0 else None)
             run_while_others_wait(None if rank() == 0 else open_writer)
-            with _coming_together():
-                pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
-                numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
-                # The other processes of a sharded model need this one in each forward pass: it repeats a batch.
-                more = max(gather_objects(len(numbers))) - len(numbers) if self.trainer.is_sharded else 0
-                self._call_event(TrainerCallback.on_prediction_run_start, num_batches=more + len(numbers))
-                predicted = self._predicted([0] * more + numbers)
-                for _ in islice(predicted, more):
-                    pass
-                for piece in pieces:
-                    writer.write(piece, islice(predicted, len(piece[:: self.batch_size])))
+            run_while_others_wait(partial(self._write_pieces, writer), fails_at_once=True)
             run_while_others_wait(writer.finish if rank() == 0 else None)
             self._call_event(TrainerCallback.on_prediction_run_end)
 
+    def _write_pieces(self, writer: ResumableWriter) -> None:
+        pieces = gather_objects(writer.missing)[0][rank() :: num_processes()]
+        numbers = [start // self.batch_size for piece in pieces for start in piece[:: self.batch_size]]
+        # The other processes of a sharded model need this one in each forward pass: it repeats a batch.
+        more = max(gather_objects(len(numbers))) - len(numbers) if self.trainer.is_sharded else 0
+        self._call_event(TrainerCallback.on_prediction_run_start, num_batches=more + len(numbers))
+        predicted = self._predicted([0] * more + numbers)
+        for _ in islice(predicted, more):
+            pass
+        for piece in pieces:
+            writer.write(piece, islice(predicted, len(piece[:: self.batch_size])))
+
     def _predicted(self, numbers: Sequence[int]) -> Iterator[tuple[range, Any]]:
         """Iterate over the positions of some batches, and the predictions for them on the CPU."""
-        device, num_samples = self.trainer.device, count_samples(self.dataset)
+        device = self.trainer.device
         for step, (number, batch) in enumerate(zip(numbers, self._load(numbers), strict=True), start=1):
             start = number * self.batch_size
             with restored_rng_states(device), torch.no_grad():
@@ -187,19 +160,17 @@ class PredictionRun:
                     name_step(error, f"prediction step {step}", batch, self.trainer.get_model())
                     raise
             predictions = move_to_device(predictions, torch.device("cpu"))
-            positions = range(start, min(start + self.batch_size, num_samples))
+            positions = range(start, min(start + self.batch_size, self.num_samples))
             self._call_event(TrainerCallback.on_prediction_step_end, batch_size=len(positions))
             yield positions, predictions
 
     def _load(self, numbers: Sequence[int]) -> Iterator[Any]:
         if not numbers:
             return iter(())
-        num_samples = count_samples(self.dataset)
-        order = ChosenBatches(numbers, min(self.batch_size, num_samples), num_samples)
         requested = {name: value for name, value in self.dataloader_kwargs.items() if name not in _FIXED}
-        kwargs: dict[str, Any] = {"collate_fn": self.collate_fn}
+        kwargs: dict[str, Any] = {"collate_fn": self.collate_fn, "device": self.trainer.device, "seed": self.seed}
         kwargs |= {**self.loaders.default_kwargs(self.dataset, self.batch_size), **requested}
-        return iter(KeyedDataLoader(self.dataset, seed=self.seed, order=order, device=self.trainer.device, **kwargs))
+        return iter(KeyedDataLoader(self.dataset, batches=numbers, **kwargs))
 
     def _identity(self) -> dict[str, str]:
         """Return the values that decide the predictions, so that pieces of other predictions are not mixed in."""
@@ -212,21 +183,3 @@ class PredictionRun:
 
     def _call_event(self, event: Callable[..., None], **kwargs: int) -> None:
         self.trainer.callback_handler.call_event(event, self.trainer, **kwargs)
-
-
-@contextmanager
-def _coming_together() -> Generator[None]:
-    """Wait for all processes at the end of the context, unless an error ends it on any of them.
-
-    Raises:
-        OtherProcessError: Another process failed or ended.
-    """
-    if num_processes() == 1:
-        yield
-        return
-    messages = RankMessages()
-    try:
-        yield
-        messages.wait_for_all()
-    finally:
-        messages.leave()

@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from pa_data.errors import ShardError, message_of, safe_cause
+from pa_data.errors import ShardError, safe_cause, without_secrets
 
 __all__ = ["DAMAGED", "FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
 
@@ -162,7 +162,8 @@ def explained(path: str, error: BaseException) -> ShardError:
     """
     default = "A file of the dataset could not be read.", "Try to read it by itself."
     problem, do = next(((problem, do) for kind, problem, do in _REASONS if isinstance(error, kind)), default)
-    return ShardError(f"{problem} Got {path}: {message_of(error, path)}. {do}")
+    reason = without_secrets(f"{type(error).__name__}: {error}", path)
+    return ShardError(f"{problem} Got {path}: {reason}. {do}")
 
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)

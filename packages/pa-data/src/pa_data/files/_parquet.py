@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_data.errors import ShardError, message_of, safe_cause
+from pa_data.errors import ShardError, safe_cause, without_secrets
 from pa_data.files._file_systems import is_url
 from pa_data.files._shard_file import ShardFile
 
@@ -125,7 +125,7 @@ def _explaining(file: ShardFile) -> Generator[None]:
         except (FileNotFoundError, PermissionError, IsADirectoryError, ShardError):
             raise
         except (ValueError, OSError) as error:  # pyarrow's own errors are one or the other
+            reason = without_secrets(f"{type(error).__name__}: {error}", file.path)
             raise ShardError(
-                f"A Parquet file cannot be read. Got {file.path}: {message_of(error, file.path)}. Copy or write the "
-                "file again."
+                f"A Parquet file cannot be read. Got {file.path}: {reason}. Copy or write the file again."
             ) from safe_cause(error, file.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pa_data.orders._class_balanced import ClassBalanced
 from pa_data.orders._curriculum import Curriculum
 from pa_data.orders._epoch_order import EpochOrder, epoch_order
-from pa_data.orders._given import check_order, order_of_dataset
+from pa_data.orders._given import order_of_dataset
 from pa_data.orders._length_grouped import LengthGrouped
 from pa_data.orders._mixture import Mixture
 from pa_data.orders._order import Order
@@ -26,7 +26,6 @@ __all__ = [
     "TableOrder",
     "TokenBudget",
     "Weighted",
-    "check_order",
     "epoch_order",
     "order_of_dataset",
 ]

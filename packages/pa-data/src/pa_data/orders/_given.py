@@ -1,4 +1,4 @@
-"""Whether something is an order, and the order that a dataset brings."""
+"""The order that was passed, or that a dataset brings."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from torch.utils.data import Sampler
 
 from pa_data.orders._order import Order
 
-__all__ = ["check_order", "order_of_dataset"]
+__all__ = ["order_of_dataset"]
 
 
-def order_of_dataset(dataset: object) -> Order | None:
-    """Return the order that a dataset brings as its ``default_order``, as a mixture does; None for most of them.
+def order_of_dataset(dataset: object, order: object = None) -> Order | None:
+    """Return the order in which a dataset is visited: the one that was passed, or the one that the dataset brings.
 
     Args:
-        dataset: Any dataset.
-    """
-    order: object = getattr(dataset, "default_order", None)
-    return order if isinstance(order, Order) else None
+        dataset: Any dataset. Few bring an order, as their ``default_order``; a mixture does.
+        order: What was passed as the order; None for nothing.
 
-
-def check_order(order: object) -> None:
-    """Raise an error for anything that is not an order.
+    Returns:
+        The order; None where there is none.
 
     Raises:
-        TypeError: It is something else, such as a class or a sampler.
+        TypeError: What was passed is something else, such as a class or a sampler.
     """
     if order is None:
-        return
+        own: object = getattr(dataset, "default_order", None)
+        return own if isinstance(own, Order) else None
     if isinstance(order, Order):
         kind = type(order).__name__
         if not isinstance(getattr(order, "name", None), str):
             problem = f"An order needs a name, by which saved states know it, and {kind} has none."
             raise TypeError(f'{problem} Write name = "{kind.lower()}-v1" in {kind}.')
-        return
+        return order
     is_plain = isinstance(order, (str, bool, int))
     given = repr(order) if is_plain else getattr(order, "__name__", None) or type(order).__name__
     raise TypeError(
