@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src"
 
-MOST_NAMES = {"pa_checkpoint": 20, "pa_data": 25, "pa_distributed": 16}
+MOST_NAMES = {"pa_checkpoint": 20, "pa_data": 25, "pa_distributed": 15}
 """How many names of each library `pa_core` may use."""
 
 

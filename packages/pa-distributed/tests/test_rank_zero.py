@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from pa_distributed import (
     rank_local,
     rank_zero_first,
     rank_zero_only,
+    require_same,
+    run_while_others_wait,
 )
 from tests.launching import Launch
 
@@ -89,3 +92,12 @@ def test_processes_that_are_not_connected_are_told(launch: Launch) -> None:
     ended = launch("from pa_distributed import gather_objects; gather_objects(1)", ranks=2)
     assert ended.status != 0
     assert "Call torch.distributed.init_process_group() before." in ended.output
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("wait", [gather_objects, run_while_others_wait, lambda _: require_same({"a": 1})])
+def test_it_is_an_error_to_wait_for_others_that_do_not_come(wait: Callable[[None], object]) -> None:
+    """The process would wait for ever otherwise."""
+    with rank_local(), pytest.raises(OtherProcessError, match="wait forever for the others"):
+        wait(None)
+    wait(None)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
+from pa_distributed._errors import OtherProcessError
 from pa_distributed._portable import Portable
 
 _R = TypeVar("_R")
 
 # torch annotates its collectives only in part
 _collectives: Any = dist
+
+RANK_LOCAL: Final = ContextVar("RANK_LOCAL", default=False)
+"""Whether this process runs a block that the other processes do not run, so that it must not wait for them."""
 
 
 def num_processes() -> int:
@@ -40,6 +45,19 @@ def is_alone() -> bool:
     return num_processes() == 1
 
 
+def require_others() -> None:
+    """Raise an error in a function or block that other processes do not run, instead of waiting for them.
+
+    Raises:
+        OtherProcessError: This process runs a function for the others, or before them.
+    """
+    if RANK_LOCAL.get():
+        raise OtherProcessError(
+            "This process would wait forever for the others: it is in a function or block that they do not run now. "
+            "Call this before or after."
+        )
+
+
 def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
     """Collect a picklable Python object from every process, in the order of the ranks.
 
@@ -60,6 +78,8 @@ def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
         list is empty on all other ranks.
 
     Raises:
+        OtherProcessError: The other processes do not run this now: it is called within ``rank_zero_only``,
+            ``rank_zero_first`` or ``rank_local``.
         RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
             called yet.
 
@@ -72,6 +92,7 @@ def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
     """
     if is_alone():
         return [value]
+    require_others()
     gathered: list[Any] = [None] * num_processes() if dist.get_rank() == 0 or not on_first_only else []
     if on_first_only:
         _collectives.gather_object(Portable(value), gathered or None)

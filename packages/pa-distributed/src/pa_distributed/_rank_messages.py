@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pa_distributed._errors import OtherProcessError
-from pa_distributed._processes import gather_objects, is_alone, num_processes
+from pa_distributed._processes import gather_objects, is_alone, num_processes, require_others
 from pa_distributed._signs import Signs
 from pa_distributed._torch import store_of_processes
 
@@ -225,7 +225,8 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
 
     Raises:
         Exception: The first error, by rank, of the functions.
-        OtherProcessError: Another process is gone, or its function raised an error that is not raised here.
+        OtherProcessError: Another process is gone, or its function raised an error that is not raised here; or the
+            other processes do not run this now, as for ``gather_objects``.
 
     Example:
         >>> def merge_files() -> None:
@@ -238,6 +239,7 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
         if action is not None:
             action()
         return
+    require_others()
     messages, problem = RankMessages(), None
     try:
         if action is not None:

@@ -6,19 +6,15 @@ import functools
 import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
 from typing import ParamSpec, Protocol, TypeVar
 
 import torch.distributed as dist
 
 from pa_distributed._errors import OtherProcessError
-from pa_distributed._processes import gather_objects, is_alone
+from pa_distributed._processes import RANK_LOCAL, gather_objects, is_alone
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-_in_rank_local_block: ContextVar[bool] = ContextVar("_in_rank_local_block", default=False)
-"""Whether this process runs a block that the other processes do not run, so that it must not wait for them."""
 
 
 class BlockOrDecorator(AbstractContextManager[None], Protocol):
@@ -70,7 +66,7 @@ def rank_zero_only(
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         @functools.wraps(function)
         def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-            waits = not is_alone() and not _in_rank_local_block.get()
+            waits = not is_alone() and not RANK_LOCAL.get()
             result = None
             try:
                 if _is_first(local=local):
@@ -97,7 +93,7 @@ def rank_zero_only(
 def _first_then_others(*, local: bool) -> Generator[None]:
     """Run the block on the first process, and then on the processes that have waited for it."""
     is_first = _is_first(local=local)
-    waits = not is_alone() and not _in_rank_local_block.get()
+    waits = not is_alone() and not RANK_LOCAL.get()
     if waits and not is_first:
         gather_objects(None)
     try:
@@ -160,7 +156,7 @@ def in_rank_local_block() -> bool:
         ...     in_rank_local_block()
         True
     """
-    return _in_rank_local_block.get()
+    return RANK_LOCAL.get()
 
 
 @contextmanager
@@ -170,6 +166,8 @@ def rank_local() -> Generator[None]:
     Functions that are decorated with ``rank_zero_only`` and ``rank_zero_first`` communicate with all processes. In a
     block below ``if rank == 0`` the other processes would never answer. Within this context the functions skip the
     communication: on rank 0 they run, and on other ranks a ``rank_zero_only`` function returns None at once.
+
+    What would wait for the others raises ``OtherProcessError`` there.
 
     Example:
         >>> @rank_zero_only()
@@ -181,8 +179,8 @@ def rank_local() -> Generator[None]:
         ...         write_report("written by rank 0, while the other ranks work on")
         written by rank 0, while the other ranks work on
     """
-    token = _in_rank_local_block.set(True)
+    token = RANK_LOCAL.set(True)
     try:
         yield
     finally:
-        _in_rank_local_block.reset(token)
+        RANK_LOCAL.reset(token)

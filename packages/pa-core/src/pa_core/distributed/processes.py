@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 
 from pa_core import _accelerate
 from pa_core.distributed.collectives import gather, num_processes
-from pa_core.errors import ConfigurationError, StopTrainingError, UnsupportedConfigurationError
-from pa_distributed import in_rank_local_block, prepare_gloo, rank_local, rank_zero_first, rank_zero_only
+from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
+from pa_distributed import prepare_gloo, rank_local, rank_zero_first, rank_zero_only
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -132,22 +132,6 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
             return function(*args, **kwargs)
 
     return on_some
-
-
-def require_all_processes(caller: str) -> None:
-    """Raise an error in a function or block that other processes do not run, instead of waiting for them.
-
-    Args:
-        caller: The name of the caller that would wait.
-
-    Raises:
-        ConfigurationError: This process runs a function for the others, or before them.
-    """
-    if num_processes() > 1 and in_rank_local_block():
-        raise ConfigurationError(
-            f"This process would wait forever for the others: {caller} was called in a function or block that the "
-            "other processes do not run now. Call it before or after."
-        )
 
 
 def _after_connecting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -393,11 +393,10 @@ class AnyTrainer(ABC):
         """Wait until every process has come here; every process must call this.
 
         Raises:
-            ConfigurationError: This process runs a function that the others do not, such as one that
+            OtherProcessError: This process runs a function that the others do not, such as one that
                 ``on_main_process`` decorates, and would wait for ever.
         """
-        processes.require_all_processes("wait_for_everyone()")
-        self._setup.accelerator.wait_for_everyone()
+        distributed.gather_objects(None)
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Make a function run on the process of rank zero only; the others return None at once.
@@ -805,7 +804,7 @@ class AnyTrainer(ABC):
         """
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(one.is_sharded for one in trained.values()):
-            processes.require_all_processes("save_checkpoint() of a sharded model")
+            self.wait_for_everyone()  # an error where not all come
         writes = self.is_local_main_process if save_per_node else self.is_main_process
         with self._setup.optimizer_modes.evaluating():
             content = checkpoint.build_checkpoint(
@@ -890,7 +889,7 @@ class AnyTrainer(ABC):
         """
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
-            processes.require_all_processes("save_model() of a sharded model")
+            self.wait_for_everyone()  # an error where not all come
         with self._setup.optimizer_modes.evaluating():
             save_safetensors(
                 self._setup.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
