@@ -94,8 +94,13 @@ def test_processes_that_are_not_connected_are_told(launch: Launch) -> None:
     assert "Call torch.distributed.init_process_group() before." in ended.output
 
 
+def compare(value: object) -> None:
+    """Compare something over the processes."""
+    require_same({"value": value})
+
+
 @pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("wait", [gather_objects, run_while_others_wait, lambda _: require_same({"a": 1})])
+@pytest.mark.parametrize("wait", [gather_objects, run_while_others_wait, compare])
 def test_it_is_an_error_to_wait_for_others_that_do_not_come(wait: Callable[[None], object]) -> None:
     """The process would wait for ever otherwise."""
     with rank_local(), pytest.raises(OtherProcessError, match="wait forever for the others"):
