@@ -167,7 +167,7 @@ def rank_local() -> Generator[None]:
     block below ``if rank == 0`` the other processes would never answer. Within this context the functions skip the
     communication: on rank 0 they run, and on other ranks a ``rank_zero_only`` function returns None at once.
 
-    What would wait for the others raises ``OtherProcessError`` there.
+    Functions that would wait for the other processes, such as ``gather_objects``, raise ``OtherProcessError`` there.
 
     Example:
         >>> @rank_zero_only()
