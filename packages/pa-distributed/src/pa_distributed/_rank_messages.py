@@ -226,7 +226,8 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
     Raises:
         Exception: The first error, by rank, of the functions.
         OtherProcessError: Another process is gone, or its function raised an error that is not raised here; or the
-            other processes do not run this now, as for ``gather_objects``.
+            function is called within ``rank_zero_only``, ``rank_zero_first`` or ``rank_local``, so that the other
+            processes do not run it now.
 
     Example:
         >>> def merge_files() -> None:
