@@ -21,6 +21,7 @@ CLEAN = [
     "pa_compat",
     "pa_distributed",
     "pa_finetuning",
+    "pa_preflight",
     "pa_schedulers",
     "pa_trial",
 ]

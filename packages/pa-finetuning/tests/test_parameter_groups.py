@@ -260,7 +260,7 @@ def test_an_optimizer_with_named_parameters_gets_names() -> None:
         ({0: 0.1, 3: 0.1}, IndexError, r"no layer group 3.*from -3 to 2"),
         ({0: 0.1, "head": 0.1}, TypeError, r"'head'.*Expected: an integer"),
         ({2: 0.1, -1: 0.2}, ValueError, r"\[2, -1\].*same layer group, 2.*Remove"),
-        ({1: 0.1}, ValueError, r"for layer groups \[1\].*none for \[0, 2\].*Add them"),
+        ({1: 0.1}, ValueError, r"for layer groups \[1\].*\[0, 2\] lack a rate.*Add rates"),
         ([0.1, -0.2, 0.3], ValueError, r"learning_rates\[1\]=-0.2.*above 0.*Freeze"),
         (float("nan"), ValueError, r"learning_rates=nan.*finite"),
         ("0.1", TypeError, r"learning_rates\[0\]='0', of type str.*Expected: a number"),

@@ -57,6 +57,6 @@ def test_several_processes_train_without_a_check() -> None:
     """A warning says that it is left out."""
     assert num_processes() == 2
     trainer = _trainer()
-    with pytest.warns(UserWarning, match="The check is left out: check works on one process"):
+    with pytest.warns(UserWarning, match="The run is not checked: check works on a single process"):
         checked(trainer).train(make_classification(96), num_epochs=1)
     assert trainer.num_updates_completed == 6

@@ -185,7 +185,9 @@ def test_the_time_of_evaluations_without_an_end_is_left_out() -> None:
     planned = plan(_trainer(), make_regression(80), num_epochs=2, eval_dataset=_Stream())
     assert planned.seconds.updates is not None
     assert planned.seconds.evaluations is None
-    assert planned.notes == ("The time of evaluations is left out: a set has no length, or was not reached in time.",)
+    assert planned.notes == (
+        "The time of evaluations is left out: a set has no length, or its evaluation was not reached in time.",
+    )
 
 
 def test_updates_that_take_long_are_not_all_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def test_learning_rates_are_drawn(tmp_path: Path) -> None:
 
     followed = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1)
     without = plan(trainer, make_regression(80), 1, create_scheduler_fn=followed, watch_metric="train_loss_epoch")
-    with pytest.raises(ConfigurationError, match="one of its notes says why"):
+    with pytest.raises(ConfigurationError, match="its notes say why"):
         without.plot_rates(tmp_path / "rates.png")
 
 
@@ -255,7 +257,7 @@ def test_what_cannot_be_planned_is_said() -> None:
         resume_from="nowhere",
     )
     assert (planned.updates, planned.saves, planned.rates) == (5, (), ())
-    for number, reason in enumerate(("resume_from", "save_every_n_seconds", "no length", "follow from a metric")):
+    for number, reason in enumerate(("resume_from", "save_every_n_seconds", "no length", "depend on a metric")):
         assert reason in planned.notes[number]
 
 

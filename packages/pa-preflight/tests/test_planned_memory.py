@@ -63,7 +63,7 @@ def test_a_step_that_needs_values_is_planned_without_activations() -> None:
     planned = _planned(model)
     assert (planned.memory.activations, planned.memory.peak, planned.memory.peak_on_accelerator) == (None, None, None)
     assert len(planned.notes) == 1
-    assert "memory of an update could not be found without values" in planned.notes[0]
+    assert "memory of an update could not be predicted" in planned.notes[0]
     assert planned.memory.weights == 20
     assert planned.seconds.update is not None
 

@@ -119,7 +119,7 @@ def test_a_script_that_does_not_train_says_so(tmp_path: Path) -> None:
     """With status 2; a script that ends with a status of its own keeps it."""
     ended = _preflight(tmp_path, "print('hello')")
     assert ended.output == (
-        "hello\nscript.py has ended without training: it has called no Trainer.train, and no loop of a Run.\n"
+        "hello\nscript.py has ended without training: it has called neither Trainer.train nor a loop of a Run.\n"
     )
     assert ended.status == 2
     assert _preflight(tmp_path, "import sys\nsys.exit(64)").status == 64

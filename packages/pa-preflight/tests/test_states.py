@@ -109,7 +109,7 @@ def test_a_check_of_states_changes_nothing(seed: int, tmp_path: Path) -> None:
     [
         ("state-not-saved", _Counts({"file": Path("log")}), "log"),
         ("state-not-saved", _Fails({}), "nothing was seen yet"),
-        ("state-not-loaded", _Forgets({"seen": 3}), "_Forgets.seen is not as before"),
+        ("state-not-loaded", _Forgets({"seen": 3}), "does not restore _Forgets.seen"),
         ("state-not-loaded", _Refuses({"seen": 3}), "ValueError: an older version"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_layer_that_is_not_restored_is_found(tmp_path: Path) -> None:
     """The state that is loaded is compared with the one that was saved."""
     (finding,) = _found(SaveTrainingStateCallback(tmp_path), layer=_ForgetsItsScale())
     assert finding.name == "state-not-loaded"
-    assert "models.model.1._extra_state.scale is not as before" in finding.saw
+    assert "does not restore models.model.1._extra_state.scale" in finding.saw
 
 
 def test_a_folder_that_cannot_be_written_to_is_found(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_to_is_found(tmp_path: Path) -> None:
     (tmp_path / "states").touch()
     (finding,) = _found(SaveTrainingStateCallback(tmp_path / "states"))
     assert finding.name == "state-not-saved"
-    assert "states cannot be written to: NotADirectoryError" in finding.saw
+    assert "states: NotADirectoryError" in finding.saw
 
 
 @pytest.fixture(name="small_disk")
@@ -158,7 +158,9 @@ def test_a_disk_that_does_not_hold_the_states_is_found(small_disk: Path) -> None
     assert list(small_disk.iterdir()) == []
     (finding,) = _found(SaveTrainingStateCallback(small_disk / "states", save_every_n_epochs=1))
     assert finding.name == "disk-too-small"
-    assert finding.saw.startswith("5 training states of 36 KiB are there at one time, 180 KiB in all")
+    assert finding.saw.startswith(
+        "The training states do not fit on the disk: up to 5 of 36 KiB exist at the same time, 180 KiB in all"
+    )
     assert "has 128 KiB of free space" in finding.saw
 
 
@@ -188,4 +190,4 @@ def test_a_state_of_a_run_with_its_own_loop_is_checked(tmp_path: Path) -> None:
     report = check(Run(model, optimizer, make_classification(96), num_epochs=2, callbacks=callbacks))
     (finding,) = report.findings
     assert finding.name == "state-not-saved"
-    assert any("whether a state can be saved and loaded" in reason for reason in report.left_out)
+    assert any("whether a training state can be saved and loaded" in reason for reason in report.left_out)

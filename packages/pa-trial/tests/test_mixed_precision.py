@@ -134,7 +134,7 @@ def test_a_second_scaler_and_one_that_comes_after_a_model_are_refused(first: str
     ask = {"wrap_scaler": lambda: batches.parts.wrap_scaler(GradScaler("cpu")), "use_amp": batches.parts.use_amp}
     ask[first]()
     for second in ask.values():
-        with pytest.raises(InvalidExperimentException, match="one scaler"):
+        with pytest.raises(InvalidExperimentException, match="single scaler"):
             second()
     late = Batches()
     late.parts.wrap_model(nn.Linear(1, 1))

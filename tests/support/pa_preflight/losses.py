@@ -218,7 +218,7 @@ planted["targets-out-of-range", "logarithms_as_targets", "log_target=True"] = la
     followed_by(perceptron(8, 4), nn.LogSoftmax(1)), _divergence, of(_soft_points(), lambda x, y: (x, y.log()))
 )
 # The divergence is taken of the targets from the outputs.
-planted["loss-arguments-swapped", "targets_first", "what they are to become second"] = lambda: classes(
+planted["loss-arguments-swapped", "targets_first", "their goal as the target"] = lambda: classes(
     loss=lambda outputs, targets: functional.kl_div(targets.log(), outputs.softmax(dim=1), reduction="batchmean"),
     data=_soft_points(),
 )
@@ -227,11 +227,11 @@ planted["log-probabilities-missing", "alignment_of_logits", "Apply log_softmax"]
     nn.Linear(6, 5), _aligned, sequences(labels_from=1)
 )
 # Labels begin at 0, which is the blank of CTCLoss.
-planted["targets-out-of-range", "labels_from_the_blank_on", "labels from 1 on"] = lambda: script(
+planted["targets-out-of-range", "labels_from_the_blank_on", "Number the labels from 1"] = lambda: script(
     nn.Sequential(nn.Linear(6, 5), nn.LogSoftmax(2)), _aligned, sequences(labels_from=0)
 )
 # The model leaves two steps of ten, and each sample has three labels.
-planted["inputs-shorter-than-targets", "shortened_too_much", "Look at input_lengths"] = lambda: script(
+planted["inputs-shorter-than-targets", "shortened_too_much", "Check that input_lengths"] = lambda: script(
     nn.Sequential(layer(lambda steps: steps[:, ::5]), nn.Linear(6, 5), nn.LogSoftmax(2)),
     _aligned,
     sequences(labels_from=1),
@@ -282,7 +282,7 @@ planted["targets-not-probabilities", "several_labels_in_cross_entropy", "multi-l
     perceptron(8, 5), data=labels_of_several()
 )
 # Label smoothing is 0.9, which was to be the share of the right class.
-planted["label-smoothing-too-high", "smoothed_by_nine_tenths", "Smooth by about 0.1"] = lambda: classes(
+planted["label-smoothing-too-high", "smoothed_by_nine_tenths", "Pass about 0.1"] = lambda: classes(
     loss=nn.CrossEntropyLoss(label_smoothing=0.9)
 )
 # Cross entropy has probabilities as targets, and smooths them a little.
@@ -327,7 +327,7 @@ healthy["sigmoid_for_shares"] = lambda: numbers(
     followed_by(perceptron(6, 2), nn.Sigmoid()), data=of(lines(outputs=2), lambda x, y: (x, y.sigmoid()))
 )
 # The weight of each class is its frequency, not the inverse.
-planted["class-weights-inverted", "frequent_ones_weighted", "Take the inverse"] = lambda: classes(
+planted["class-weights-inverted", "frequent_ones_weighted", "Invert the weights"] = lambda: classes(
     perceptron(8, 2), nn.CrossEntropyLoss(weight=_rare_points().tensors[1].bincount() / 2000), _rare_points()
 )
 # pos_weight is positives by negatives.
@@ -797,7 +797,7 @@ def _loss_of_pairs(distances: Tensor, are_same: Tensor) -> Tensor:
 
 
 # The overlap of masks is minimised.
-planted["loss-prefers-wrong-outputs", "overlap_as_a_loss", "Turn the sign of the loss"] = lambda: images(
+planted["loss-prefers-wrong-outputs", "overlap_as_a_loss", "Change the sign of the loss"] = lambda: images(
     nn.Conv2d(1, 1, 3, padding=1), _soft_overlap, of(masks(), lambda x, y: (x, y.float()))
 )
 # The likelihood of the right class is minimised.
@@ -829,7 +829,7 @@ planted["logits-too-flat", "multiplied_by_the_temperature", "Divide the similari
 # Similarities are divided by a temperature of 0.1.
 healthy["divided_by_the_temperature"] = lambda: numbers(perceptron(6, 8), None, _noisy_halves(), step=_matching(10.0))
 # The accuracy takes the largest of one number, which is always the first.
-planted["metric-does-not-depend-on-outputs", "argmax_of_one_output", "argmax of one column"] = lambda: classes(
+planted["metric-does-not-depend-on-outputs", "argmax_of_one_output", "argmax of a single column"] = lambda: classes(
     perceptron(8, 1),
     nn.BCEWithLogitsLoss(),
     two_classes(),

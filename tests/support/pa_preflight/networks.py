@@ -70,7 +70,7 @@ planted["inputs-do-not-matter", "multiplied_by_zero", "Look for a layer whose ou
 # The bias of the hidden layer is so low that its ReLU returns zeros for all samples.
 planted["inputs-do-not-matter", "dead_activations"] = lambda: numbers(_dead())
 # The softmax of the attention weights is over the batch instead of the features.
-planted["samples-mix", "attention_over_the_batch", "and for batch_first=True"] = lambda: classes(
+planted["samples-mix", "attention_over_the_batch", "missing batch_first=True"] = lambda: classes(
     Net(_attends_over_the_batch, scores=nn.Linear(8, 8), head=perceptron(8, 4))
 )
 # Rows are read as if the features came first, which mixes batch and features.
@@ -99,9 +99,7 @@ healthy["batch_norm_of_each_batch"] = lambda: images(
     _with_norm(nn.BatchNorm2d(8, track_running_stats=False)), eval_dataset=pictures(80, seed=2)
 )
 # The output is taken at the first step, which has seen nothing else.
-planted["inputs-ignored", "first_step_of_a_recurrence", "a slice that takes one step"] = lambda: _of_sequences(
-    _gru(), take=0
-)
+planted["inputs-ignored", "first_step_of_a_recurrence", "takes a single step"] = lambda: _of_sequences(_gru(), take=0)
 # A slice leaves the last features out.
 planted["inputs-ignored", "features_cut_off"] = lambda: classes(
     nn.Sequential(layer(lambda inputs: inputs[:, :4]), perceptron(4, 4))
@@ -530,7 +528,7 @@ healthy["prior_as_bias"] = lambda: numbers(
     _with_prior(), nn.BCEWithLogitsLoss(), of(lines(), lambda x, y: (x, (y > 1.28).float()))
 )
 # A tanh at the end, for targets of around a hundred.
-planted["batch-not-learnt", "outputs_between_minus_one_and_one", "what keeps the model from it", "note"] = lambda: (
+planted["batch-not-learnt", "outputs_between_minus_one_and_one", "keeps the model from learning", "note"] = lambda: (
     numbers(followed_by(perceptron(6, 1), nn.Tanh()), data=of(lines(), lambda x, y: (x, 100 + 20 * y)))
 )
 # The class is the sign of the product of two features, which no linear model can tell.
@@ -700,8 +698,8 @@ planted["half-precision-weights", "weights_in_bfloat16"] = lambda: numbers(
     train=partial(SGD, lr=0.05),
 )
 # AdamW shrinks the weights of BatchNorm and all biases as well.
-planted["weight-decay-on-norms", "decay_of_all_parameters", "another parameter group, with weight_decay=0"] = lambda: (
-    images(train=partial(AdamW, lr=0.01, weight_decay=0.1))
+planted["weight-decay-on-norms", "decay_of_all_parameters", "parameter group with weight_decay=0"] = lambda: images(
+    train=partial(AdamW, lr=0.01, weight_decay=0.1)
 )
 # The same with LayerNorm.
 planted["weight-decay-on-norms", "decay_of_a_layer_norm"] = lambda: classes(
@@ -727,7 +725,7 @@ planted["mode-changes-in-step", "evaluation_mode_in_forward", "Look for eval()"]
 # The step measures in evaluation mode, and trains in training mode.
 healthy["accuracy_without_dropout"] = lambda: classes(with_layer(nn.Dropout(0.2)), step=_measures)
 # Outputs in evaluation mode have another sign.
-planted["evaluation-unlike-training", "other_outputs_in_evaluation", "by self.training"] = lambda: classes(
+planted["evaluation-unlike-training", "other_outputs_in_evaluation", "depends on self.training"] = lambda: classes(
     Net(_turned_sign, layers=perceptron(8, 4))
 )
 # Which layers a sample goes through depends on it.

@@ -91,9 +91,7 @@ planted["rate-too-high", "rate_of_a_hundred", "Search for a rate with pa_schedul
 # SGD with momentum diverges in a regression.
 planted["rate-too-high", "rate_that_diverges"] = lambda: numbers(train=partial(SGD, lr=5.0, momentum=0.9))
 # The learning rate is 0.
-planted["rate-is-zero", "no_rate", "what the scheduler multiplies it with"] = lambda: classes(
-    train=partial(Adam, lr=0.0)
-)
+planted["rate-is-zero", "no_rate", "the factor of the scheduler"] = lambda: classes(train=partial(Adam, lr=0.0))
 # The warm-up is divided with ``//``, so its factor is 0 in the whole run.
 planted["rate-is-zero", "factor_of_zero"] = lambda: _with_factors(lambda step: step // 1000)
 # Learning takes place, and far too little of it for the length of the run.
@@ -123,23 +121,23 @@ planted["schedule-does-not-fit", "warm_up_for_longer_than_the_run", "Give the wa
     LinearLR, start_factor=0.01, total_iters=1000
 )
 # A step of ``StepLR`` is meant for epochs, and comes after each second update.
-planted["schedule-does-not-fit", "epochs_counted_in_updates", "what the scheduler counts"] = lambda: _scheduled(
+planted["schedule-does-not-fit", "epochs_counted_in_updates", "unit that the scheduler counts"] = lambda: _scheduled(
     StepLR, step_size=2
 )
 # The rate is halved in each update instead of in each epoch.
-planted["schedule-does-not-fit", "decay_of_epochs_after_each_update", "what the scheduler counts"] = lambda: _scheduled(
-    ExponentialLR, gamma=0.5
+planted["schedule-does-not-fit", "decay_of_epochs_after_each_update", "unit that the scheduler counts"] = lambda: (
+    _scheduled(ExponentialLR, gamma=0.5)
 )
 # The length of the cosine is in updates, and the scheduler is stepped after epochs.
-planted["schedule-does-not-fit", "cosine_of_updates_after_each_epoch", "Give it the number of steps"] = lambda: (
+planted["schedule-does-not-fit", "cosine_of_updates_after_each_epoch", "number of steps that the run makes"] = lambda: (
     _scheduled(CosineAnnealingLR, T_max=450, by_epoch=True, num_epochs=30)
 )
 # ``OneCycleLR`` was made for a run of 5,000 updates.
-planted["schedule-does-not-fit", "cycle_of_another_run", "Give it the number of steps"] = lambda: _scheduled(
+planted["schedule-does-not-fit", "cycle_of_another_run", "number of steps that the run makes"] = lambda: _scheduled(
     OneCycleLR, max_lr=0.01, total_steps=5000, pct_start=0.002
 )
 # All milestones come after the last epoch.
-planted["schedule-does-not-fit", "milestones_after_the_run", "Give it the number of steps"] = lambda: _scheduled(
+planted["schedule-does-not-fit", "milestones_after_the_run", "number of steps that the run makes"] = lambda: _scheduled(
     MultiStepLR, milestones=[30, 60], by_epoch=True, num_epochs=10
 )
 # ``T_max`` is a number of epochs, and the scheduler is stepped after each update.
@@ -192,11 +190,11 @@ def _with_momentum(momentum: float) -> nn.Sequential:
 
 
 # A group says ``learning_rate``, as in Keras.
-planted["option-without-effect", "rate_of_a_group_misspelt", "Call it lr"] = lambda: classes(
+planted["option-without-effect", "rate_of_a_group_misspelt", "Name it lr"] = lambda: classes(
     train=_in_groups(partial(SGD, lr=0.01), learning_rate=0.05)
 )
 # A group says ``weight_decays``.
-planted["option-without-effect", "decay_of_a_group_misspelt", "Call it weight_decay"] = lambda: classes(
+planted["option-without-effect", "decay_of_a_group_misspelt", "Name it weight_decay"] = lambda: classes(
     train=_in_groups(partial(AdamW, lr=0.01), weight_decays=0.1)
 )
 # The body is trained with a tenth of the rate of the head.
@@ -208,19 +206,19 @@ planted["unusual-option", "betas_swapped", "unless it was chosen on purpose"] = 
 # A momentum of 0.999 averages over a thousand updates.
 planted["unusual-option", "momentum_of_nearly_one"] = lambda: numbers(train=partial(SGD, lr=1e-4, momentum=0.999))
 # AdamW pulls the weights to 0 as strongly as it moves them.
-planted["unusual-option", "decay_of_ten", "a usual one: 0.01 to 0.1"] = lambda: classes(
+planted["unusual-option", "decay_of_ten", "a usual weight decay: 0.01 to 0.1"] = lambda: classes(
     train=partial(AdamW, lr=0.01, weight_decay=10.0)
 )
 # Dropout is given the share of what is kept.
-planted["unusual-option", "dropout_of_the_share_that_is_kept", "the share that is dropped"] = lambda: classes(
+planted["unusual-option", "dropout_of_the_share_that_is_kept", "the fraction to drop"] = lambda: classes(
     with_layer(nn.Dropout(0.9))
 )
 # Batch norm has the momentum of Keras, which is one minus that of torch.
-planted["unusual-option", "momentum_of_another_library", "Momentum is the share of the newest batch"] = lambda: images(
-    _with_momentum(0.99)
+planted["unusual-option", "momentum_of_another_library", "momentum is the fraction of the newest batch"] = lambda: (
+    images(_with_momentum(0.99))
 )
 # Batch norm averages over more batches than the run has.
-planted["unusual-option", "statistics_that_stay", "Momentum is the share of the newest batch"] = lambda: classes(
+planted["unusual-option", "statistics_that_stay", "momentum is the fraction of the newest batch"] = lambda: classes(
     nn.Sequential(nn.BatchNorm1d(8, momentum=0.002), *perceptron(8, 4))
 )
 # A single layer with SGD.
@@ -330,8 +328,8 @@ if importlib.util.find_spec("pa_callbacks_extra") is not None:  # which is not e
     from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 
     # The loss would have to improve by more than it is.
-    planted["callback-settings", "improvements_larger_than_the_loss", "small next to the loss"] = lambda: _evaluated(
-        EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0)
+    planted["callback-settings", "improvements_larger_than_the_loss", "small compared with the loss"] = lambda: (
+        _evaluated(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0))
     )
     # A patience of ten epochs, in a run of three.
     planted["callback-settings", "patience_of_more_than_the_run", "smaller patience"] = lambda: _evaluated(
@@ -342,9 +340,9 @@ if importlib.util.find_spec("pa_callbacks_extra") is not None:  # which is not e
         ModelEmaCallback(decay=0.9999)
     )
     # The decay is the share of the newest weights, as batch norm has it.
-    planted["callback-settings", "average_with_the_share_of_the_new", "share that the average keeps"] = lambda: (
-        _evaluated(ModelEmaCallback(decay=0.01))
-    )
+    planted[
+        "callback-settings", "average_with_the_share_of_the_new", "fraction of the average that an update keeps"
+    ] = lambda: _evaluated(ModelEmaCallback(decay=0.01))
     # The best model and the best average are saved to the same file.
     planted["callback-settings", "two_models_in_one_file", "its own save_path"] = lambda: _evaluated(
         SaveBestModelCallback("best.pt"), ModelEmaCallback(decay=0.9, save_path="best.pt")

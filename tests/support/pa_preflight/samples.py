@@ -127,7 +127,7 @@ planted["targets-not-finite", "missing_target", "missing values"] = lambda: numb
 # The targets are logarithms of prices, one of which is 0.
 planted["targets-not-finite", "logarithms_of_prices"] = lambda: numbers(data=of(lines(), _without_a_price))
 # A wrong path, and all samples are of the same class.
-planted["one-class", "all_targets_equal", "how the dataset makes its targets"] = lambda: classes(
+planted["one-class", "all_targets_equal", "how the dataset reads or computes its targets"] = lambda: classes(
     data=of(points(), lambda x, y: (x, torch.ones_like(y)))
 )
 # The first samples of a sorted set were taken for an experiment: all are positive.
@@ -221,7 +221,7 @@ healthy["samples_repeated_on_purpose"] = lambda: classes(
     data=of(points(200), lambda x, y: (x.repeat(5, 1), y.repeat(5)))
 )
 # Most of the files were not found, and black pictures took their place.
-planted["inputs-blank", "pictures_that_were_not_read", "how they are read and scaled"] = lambda: images(
+planted["inputs-blank", "pictures_that_were_not_read", "how samples are read and scaled"] = lambda: images(
     data=of(pictures(), lambda x, y: (x * (torch.arange(320) % 4 == 0)[:, None, None, None], y))
 )
 # Pictures with their channels last are reshaped to have them first.
@@ -401,11 +401,11 @@ healthy["part_of_a_larger_set"] = lambda: classes(
     eval_dataset=Fetched(points(), lambda data, index: data[240 + index], 240),
 )
 # The sampler has a weight for each class, not for each sample.
-planted["sampler-leaves-samples-out", "weights_of_classes", "ne weight for each sample"] = lambda: classes(
+planted["sampler-leaves-samples-out", "weights_of_classes", "a weight for each sample"] = lambda: classes(
     data=_weighted([0.2, 0.3, 0.2, 0.3])
 )
 # The weights were made for a part of the data, and are 0 for the rest.
-planted["sampler-leaves-samples-out", "weights_of_the_first_part", "ne weight for each sample", "warning"] = lambda: (
+planted["sampler-leaves-samples-out", "weights_of_the_first_part", "a weight for each sample", "warning"] = lambda: (
     classes(data=_weighted([1.0] * 48 + [0.0] * 432))
 )
 # The sampler has a weight for each sample: the inverse of the frequency of its class.
@@ -556,7 +556,7 @@ def _seen_and_unseen() -> Script:
 
 
 # The training set is the evaluation set.
-planted["same-samples-in-evaluation", "evaluated_on_the_training_set", "Divide the samples"] = _on_training_set
+planted["same-samples-in-evaluation", "evaluated_on_the_training_set", "Split the samples"] = _on_training_set
 # The second part begins before the first one ends.
 planted["same-samples-in-evaluation", "overlapping_subsets"] = lambda: _divided(points(600), (0, 500), (400, 600))
 # The data are split at random again for the evaluation set.
@@ -582,7 +582,7 @@ planted["augmentation-in-evaluation", "parts_of_an_augmented_set"] = lambda: _di
     Fetched(points(600), _noisy), (0, 480), (480, 600)
 )
 # Training pictures are normalised, and those of the evaluation are from 0 to 255.
-planted["evaluation-inputs-differ", "evaluated_on_bytes", "Give both datasets the same"] = lambda: images(
+planted["evaluation-inputs-differ", "evaluated_on_bytes", "Normalise both datasets in the same way"] = lambda: images(
     eval_dataset=bytes_of(pictures(80, seed=2))
 )
 # The inputs of the training set are standardised, and those of the evaluation set are not.
@@ -590,11 +590,11 @@ planted["evaluation-inputs-differ", "evaluated_without_standardisation"] = lambd
     eval_dataset=points(96, seed=2, scale=8.0, shift=50.0)
 )
 # The targets of the training set are standardised, and of the evaluation set not.
-planted["evaluation-targets-differ", "targets_in_two_units", "numbers of the training set"] = lambda: numbers(
+planted["evaluation-targets-differ", "targets_in_two_units", "statistics of the training set"] = lambda: numbers(
     eval_dataset=of(lines(160, seed=2), lambda x, y: (x, 300 + 40 * y))
 )
 # Overlapping windows of a series are divided at random.
-planted["overlap-with-evaluation", "windows_split_at_random", "Divide a series by time"] = lambda: numbers(
+planted["overlap-with-evaluation", "windows_split_at_random", "Split a series by time"] = lambda: numbers(
     perceptron(16, 1), **_split(TensorDataset(_windows(), _windows().cumsum(1)[:, -1:] / 4))
 )
 # Overlapping windows of a series, of which the last part is evaluated.
@@ -603,17 +603,17 @@ healthy["windows_divided_by_time"] = lambda: numbers(
     **_parts(TensorDataset(_windows(), _windows().sum(1, keepdim=True) / 4), (0, 480), (500, 684)),
 )
 # Rare samples are copied with a little noise before the split.
-planted["near-copies-in-evaluation", "oversampled_and_then_divided", "Divide the samples first"] = lambda: classes(
+planted["near-copies-in-evaluation", "oversampled_and_then_divided", "Split the samples first"] = lambda: classes(
     perceptron(12, 4), **_split(_oversampled())
 )
 # Samples lie on a line, where some are near to each other by chance.
 healthy["points_on_a_line"] = lambda: numbers(perceptron(8, 1), **_parts(_on_a_line(), (0, 600), (600, 900)))
 # Samples that are sorted by their class are divided without shuffling.
-planted["classes-never-trained", "divided_after_sorting", "or divide each class"] = lambda: classes(
+planted["classes-never-trained", "divided_after_sorting", "or split each class"] = lambda: classes(
     **_parts(sorted_by_target(points()), (0, 360), (360, 480))
 )
 # The last fifth of samples that are sorted by two classes is evaluated, and has one of them.
-planted["classes-of-one-set", "last_fifth_of_sorted_samples", "or divide each class"] = lambda: classes(
+planted["classes-of-one-set", "last_fifth_of_sorted_samples", "or split each class"] = lambda: classes(
     perceptron(8, 2), **_parts(sorted_by_target(points(classes=2)), (0, 384), (384, 480))
 )
 # The evaluation has two of the four classes.
@@ -627,8 +627,8 @@ planted["classes-never-occur", "classes_stored_as_bytes", "how targets are read"
     perceptron(32, 300), data=_of_many_classes()
 )
 # The targets are shuffled, and the inputs are not.
-planted["targets-unrelated-to-inputs", "targets_shuffled_alone", "inputs and targets part ways"] = lambda: classes(
-    data=of(points(), lambda x, y: (x, y[torch.randperm(len(y), generator=seeded())]))
+planted["targets-unrelated-to-inputs", "targets_shuffled_alone", "inputs and targets lose each other"] = lambda: (
+    classes(data=of(points(), lambda x, y: (x, y[torch.randperm(len(y), generator=seeded())])))
 )
 # The noise that is predicted is not the noise that was added.
 planted["targets-unrelated-to-inputs", "noise_that_is_drawn_again"] = lambda: numbers(
@@ -707,11 +707,11 @@ healthy["weights_that_are_one"] = lambda: numbers(
     loss=None, data=of(_observed(), lambda x, y, happened: (x, y, torch.ones(len(happened)))), step=_survives
 )
 # Each sample is augmented once for both views.
-planted["views-are-equal", "one_view_twice", "other random numbers for each view"] = lambda: numbers(
+planted["views-are-equal", "one_view_twice", "different random numbers for each view"] = lambda: numbers(
     perceptron(6, 8), None, _views(draws_twice=False), step=_compares
 )
 # Dropout makes two views of one, as in SimCSE.
-planted["views-are-equal", "one_view_with_dropout", "other random numbers for each view", "note"] = lambda: numbers(
+planted["views-are-equal", "one_view_with_dropout", "different random numbers for each view", "note"] = lambda: numbers(
     nn.Sequential(nn.Dropout(0.2), *perceptron(6, 8)), None, _views(draws_twice=False), step=_compares
 )
 # Both views of a sample have their own noise.

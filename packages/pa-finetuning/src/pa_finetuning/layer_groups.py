@@ -31,7 +31,7 @@ class LayerGroup(NamedTuple):
     """The module of the group; if the group has several modules, a container that holds them."""
 
     is_frozen: bool
-    """Whether the group has frozen parameters, and no others except those of batch norms that keep learning."""
+    """Whether the group has frozen parameters, and no trainable parameters except in batch norms that keep learning."""
 
 
 class Layer(NamedTuple):
@@ -159,7 +159,7 @@ def _module_of(group: object, index: int) -> nn.Module:
 
 
 def _names_within(model: nn.Module, module: nn.Module, group: int) -> list[str]:
-    """Return the names of a module in the model; for a container that is not in the model, those of its modules."""
+    """Return the names of a module in the model, or of its modules if it is a container outside of the model."""
     names_in_model = {other: name for name, other in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())}
     if module in names_in_model:
         return [names_in_model[module]]

@@ -1,4 +1,4 @@
-"""Finds the mistakes of a training script before the run, and says what the run is going to do.
+"""Finds mistakes in a training script before the run, and predicts its updates, memory and time.
 
 ``check(trainer, ...)`` and ``plan(trainer, ...)`` take the arguments of ``train()``.
 

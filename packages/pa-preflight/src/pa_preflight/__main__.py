@@ -1,4 +1,4 @@
-"""``python -m pa_preflight script.py [arguments of the script]``: the plan and the check of what a script trains."""
+"""``python -m pa_preflight script.py [arguments of the script]``: the plan and the check of a training script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of ``train()``, which `check` and `plan` take too."""
+"""The arguments of ``train()``, which `check` and `plan` accept too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _P = ParamSpec("_P")
 
 
 class Trains(Protocol[_P]):
-    """A trainer, by the arguments that its ``train`` takes."""
+    """A trainer, by the arguments of its ``train``."""
 
     def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Train."""
@@ -38,12 +38,12 @@ def arguments_of(
 
     Args:
         caller: The function that was called with them, for messages.
-        trainer: What should be a trainer.
+        trainer: The first argument of the caller, which should be a trainer.
         args: Positional arguments of ``train``.
-        kwargs: The others.
+        kwargs: Keyword arguments of ``train``.
 
     Raises:
-        ArgumentTypeError: It is none, or ``train`` does not take these arguments.
+        ArgumentTypeError: The first argument is not a trainer, or ``train`` does not take these arguments.
         UnsupportedConfigurationError: There are several processes, or the model is sharded.
     """
     if not is_trainer(trainer):
@@ -65,11 +65,11 @@ def require_alone(caller: str, trainer: AnyTrainer) -> None:
         trainer: The trainer.
 
     Raises:
-        UnsupportedConfigurationError: It is one of the two.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded.
     """
     if num_processes() > 1 or trainer.is_sharded:
         raise UnsupportedConfigurationError(
-            f"{caller} works on one process, and not with a sharded model. Run it without a launcher, or with a "
+            f"{caller} works on a single process, and not with a sharded model. Run it without a launcher, or with a "
             "smaller model."
         )
 
@@ -80,8 +80,8 @@ def trial(trainer: AnyTrainer, *callbacks: TrainerCallback, data: Iterable[objec
 
     Args:
         trainer: The trainer.
-        callbacks: Callbacks besides `MoveModulesToDeviceCallback`.
-        data: What the runs are given.
+        callbacks: Callbacks in addition to `MoveModulesToDeviceCallback`.
+        data: The data that the runs use.
     """
     with trainer.dry_run(*data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback(), *callbacks]):
         yield
@@ -89,7 +89,7 @@ def trial(trainer: AnyTrainer, *callbacks: TrainerCallback, data: Iterable[objec
 
 @contextmanager
 def with_methods(trainer: AnyTrainer, **methods: Callable[..., object]) -> Generator[None]:
-    """Let other functions take the place of methods of a trainer that scripts may override.
+    """Replace methods of a trainer that scripts may override, within a context.
 
     Args:
         trainer: The trainer.
@@ -106,7 +106,7 @@ def with_methods(trainer: AnyTrainer, **methods: Callable[..., object]) -> Gener
 
 
 def evaluated_sets(data: Any) -> dict[str, Any]:
-    """Return what is evaluated, by name; a single dataset has none.
+    """Return the evaluation sets by name; the name of a single dataset is None.
 
     Args:
         data: The argument of ``train``.
@@ -127,7 +127,7 @@ def is_trainer(given: object) -> TypeIs[Trainer[Any, Any, Any, Any]]:
 
 
 def is_run(given: object) -> TypeIs[Run[Any, Any]]:
-    """Whether something is a run whose loop the script has.
+    """Whether something is a ``Run``, whose loop is in the script.
 
     Args:
         given: Anything.
@@ -146,4 +146,4 @@ def is_overridden(trainer: object, name: str) -> bool:
 
 
 def ignore(*_args: object, **_kwargs: object) -> None:
-    """Stands for what logs a value."""
+    """Replaces a function that logs a value."""

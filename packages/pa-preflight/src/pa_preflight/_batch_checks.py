@@ -1,4 +1,4 @@
-"""Experiments with the first batch: what its loss depends on, and what its step does."""
+"""Experiments with the first batch: they show how its loss depends on the samples, and what its step changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FEWEST_PARTS, _FEWEST_SAMPLES, _USED, _VIEWS = 3, 3, 2, 2
 
 
 def check_batch(first: FirstBatch) -> Iterator[Finding]:
-    """Yield what is wrong with the first batch.
+    """Yield findings about the first batch.
 
     Args:
         first: The batch.
@@ -43,15 +43,15 @@ def check_batch(first: FirstBatch) -> Iterator[Finding]:
     if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in first.inputs):
         yield noticed(
             "inputs-not-finite",
-            "Inputs of the first batch are NaN or infinite.",
+            "The first batch has inputs that are NaN or infinite.",
             FILL_GAPS,
         )
     elif not bool(first.loss.isfinite()):
         yield noticed(
             "loss-not-finite",
             f"The loss of the first batch is {float(first.loss)}, though inputs and targets are finite.",
-            "Look for log(0), division by 0 or overflow; train one update with TerminateOnNaNCallback, which "
-            "reports the cause.",
+            "Look for log(0), division by 0 or overflow. TerminateOnNaNCallback reports the cause: train an update "
+            "with it.",
         )
     else:
         yield from _check_targets(first)
@@ -75,8 +75,9 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
         return
     yield noticed(
         "targets-do-not-matter",
-        "The loss is the same to the last digit when each sample gets the target of another one.",
-        "Look at what calculate_train_batch_loss compares the outputs with.",
+        "The loss does not depend on the targets: it stays exactly the same when the targets of the samples are "
+        "swapped.",
+        "Check which tensors calculate_train_batch_loss compares.",
         "note"
         if first.job.has_own_step and not any(_looks_wrong(call, first) for call in first.loss_calls)
         else "mistake",
@@ -84,7 +85,7 @@ def _check_targets(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _looks_wrong(call: FunctionCall, first: FirstBatch) -> bool:
-    """Whether the model's outputs have targets like the ones of the batch that are all the same, or its predictions."""
+    """Whether the loss compares the outputs with equal targets, or with the predictions themselves."""
     targets = call.targets
     is_like = any(tensor.shape == targets.shape for tensor in tensors_in(first.batch)[1:])
     if not is_like or not is_of_model(call, first.model_calls):
@@ -95,7 +96,7 @@ def _looks_wrong(call: FunctionCall, first: FirstBatch) -> bool:
 
 
 def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
-    """Whether a loss was given what the model has returned, perhaps in another shape.
+    """Whether a loss was given the return value of the model, perhaps in another shape.
 
     Args:
         call: The call of the loss function.
@@ -107,7 +108,7 @@ def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
 
 
 def _with_other_targets(first: FirstBatch) -> Any:
-    """Return the batch with its targets in another order; None if they are not known, or all the same."""
+    """Return the batch with its targets in another order; None if the targets are unknown, or equal."""
     batch = first.batch
     if isinstance(batch, Mapping):
         named = entries(cast("object", batch))
@@ -151,13 +152,13 @@ def _check_size(first: FirstBatch) -> Iterator[Finding]:
         ratio = double / once if once else 1.0
         if abs(ratio - 2) < _NEARLY:  # by chance, as a loss of pairs may
             ratio = loss_of_half(3) / once - 1
-    except Exception:  # a step that works for batches of one size
+    except Exception:  # a step that requires a certain batch size
         return
     if abs(ratio - 2) < _NEARLY:
         yield noticed(
             "loss-follows-batch-size",
-            f"The loss of some samples is {once:.4g}, and {double:.4g} of the same samples twice: gradients grow "
-            "with the batch, and the last batch of an epoch counts less.",
+            f"The loss is a sum over the samples: it is {once:.4g} for some samples, and {double:.4g} for the same "
+            "samples twice. So gradients grow with the batch size, and a smaller last batch of an epoch counts less.",
             'Use reduction="mean", or divide by the number of samples.',
             "note" if first.job.smallest_batch == first.job.batch_size else "mistake",
         )
@@ -177,8 +178,8 @@ def _check_gradients(first: FirstBatch) -> Iterator[Finding]:
         if clip is not None and size > _SMALL_CLIP * clip:
             yield noticed(
                 "clipping-too-low",
-                f"The {name} of the gradients of the first batch is {size:.3g}, and is clipped to {clip:.3g}.",
-                "Clip where most updates stay below, such as a norm of 1.",
+                f"The {name} of the gradients of the first batch is {size:.3g}, and the run clips it to {clip:.3g}.",
+                "Choose a limit that most updates do not reach, such as a norm of 1.",
             )
 
 
@@ -207,18 +208,18 @@ def _check_outputs(first: FirstBatch) -> Iterator[Finding]:
 
 
 def check_outputs(model_calls: list[ModelCall], num_losses: int) -> Iterator[Finding]:
-    """Yield a finding if the outputs of a model that each step calls once say nothing of its inputs.
+    """Yield a finding if the outputs of a model that each step calls once do not depend on its inputs.
 
     Args:
         model_calls: The calls of the model.
-        num_losses: How many steps there were.
+        num_losses: The number of steps.
     """
     if len(model_calls) == num_losses > 0 and _is_constant(model_calls[-1]):
         yield noticed(
             "inputs-do-not-matter",
-            "All samples of a batch have the same output, though their inputs differ.",
-            "Look for a layer whose outputs are all zero, as a ReLU of negative numbers, or one that is multiplied "
-            "by zero, and for a mask that hides all, such as a padding mask that is True at the words.",
+            "The model returns the same output for all samples of a batch, though their inputs differ.",
+            "Look for a layer whose outputs are all zero, such as a ReLU of negative numbers, for a multiplication by "
+            "zero, and for a mask that hides everything, such as a padding mask that is True at the words.",
         )
 
 
@@ -232,9 +233,9 @@ def _is_constant(call: ModelCall) -> bool:
 
 
 def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
-    """Compare the outputs of the last sample in this batch, and in a batch with copies of the first one.
+    """Compare the outputs of the last sample in this batch, and in a batch with copies of the first sample.
 
-    The first sample would not do: a layer that goes from sample to sample starts with it.
+    The first sample itself would not do: a layer that processes the samples in turn starts with it.
     """
     size = len(call.inputs[0])
     if call.output is not None and call.output.shape == (size, size):
@@ -250,12 +251,12 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
     in_batch, among_copies = (output[-1].double() for (output,) in outputs)
     scale = float(in_batch.abs().max()) + 1e-12
     difference = float((in_batch - among_copies).abs().max()) / scale
-    if difference > 1e-3:  # noqa: PLR2004  # what kernels round differently is a thousand times less
+    if difference > 1e-3:  # noqa: PLR2004  # different rounding in kernels is a thousand times smaller
         yield noticed(
             "samples-mix",
-            f"In evaluation mode, the output of a sample changes by {difference:.2g} of its size when the other "
-            "samples of the batch are exchanged.",
-            "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for "
+            f"The samples of a batch influence each other: in evaluation mode, the output of a sample changes by "
+            f"{difference:.2g} of its size when the other samples are replaced.",
+            "Look for a softmax, a mean or a norm over dimension 0, for a view that joins samples, and for a missing "
             "batch_first=True.",
             "note"
             if any(isinstance(module, BATCH_NORMS) and module.running_mean is None for module in model.modules())
@@ -264,7 +265,7 @@ def _check_mixing(model: nn.Module, call: ModelCall) -> Iterator[Finding]:
 
 
 def check_step(first: FirstBatch) -> Iterator[Finding]:
-    """Yield what is wrong with the step that is made with the first batch, and with making it again.
+    """Yield findings about the step of the first batch, and about making it again.
 
     Args:
         first: The batch.
@@ -277,7 +278,7 @@ def check_step(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _check_divisions(first: FirstBatch) -> Iterator[Finding]:
-    """Look for a step that divides a mean by what the trainer or the mean has divided by already."""
+    """Look for a step that divides a mean again, by the accumulation steps or the number of samples."""
     accumulated: int = first.job.asked["gradient_accumulation_steps"] or 1
     divisors = {"accumulation steps": accumulated, "samples of the batch": first.job.batch_size}
     loss, loss_calls = first.loss, first.loss_calls
@@ -285,13 +286,13 @@ def _check_divisions(first: FirstBatch) -> Iterator[Finding]:
     if len(values) != 1 or not float(loss) or not values[0]:
         return
     ratio = values[0] / float(loss)
-    for what, divisor in divisors.items():
+    for name, divisor in divisors.items():
         if divisor > 1 and abs(ratio / divisor - 1) < _CLOSE:
             yield noticed(
                 "loss-divided-twice",
-                f"The step returns {float(loss):.4g}, which is {loss_calls[0].name} of {values[0]:.4g} divided by "
-                f"{divisor}, the {what}: gradients and reported losses are scaled down.",
-                "Return the mean over the batch; the trainer divides by the accumulation steps.",
+                f"The step returns {float(loss):.4g}: the {loss_calls[0].name} of {values[0]:.4g}, divided by "
+                f"{divisor}, the number of {name}. Gradients and reported losses are too small by this factor.",
+                "Return the mean over the batch; the trainer divides by the accumulation steps itself.",
             )
             return
 
@@ -317,16 +318,16 @@ def _check_modes(first: FirstBatch) -> Iterator[Finding]:
     if changed:
         yield noticed(
             "mode-changes-in-step",
-            f"{they_are([*changed])} in training mode before the step, and in "
-            "evaluation mode within it: its dropout is off, and batch norm takes running statistics.",
-            "Look for eval() and train(False) in forward() and in the step; frozen parts are put into evaluation mode "
+            f"{they_are([*changed])} in training mode before the step, but the step puts it into evaluation mode: "
+            "dropout is off, and batch norm uses its running statistics.",
+            "Look for eval() and train(False) in forward() and in the step. Put frozen parts into evaluation mode "
             "once, before the run.",
-            "note" if all(isinstance(module, BATCH_NORMS) for module in of_loss) else "warning",  # which may be meant
+            "note" if all(isinstance(module, BATCH_NORMS) for module in of_loss) else "warning",  # perhaps on purpose
         )
 
 
 def _graph_of(loss: Tensor) -> set[Any]:
-    """Return the operations that a loss was computed by."""
+    """Return the operations that computed a loss."""
     waiting: list[Any] = [loss.grad_fn]
     graph = set[Any]()
     while waiting:
@@ -345,9 +346,9 @@ def _check_draws(first: FirstBatch) -> Iterator[Finding]:
     if torch.equal(states[0], states[1]):
         yield noticed(
             "draws-repeat",
-            "The step seeds the global random number generator: dropout, noise and the order of samples are the same "
-            "after each step.",
-            "Seed once, before the run.",
+            "The step seeds the global random number generator, so dropout, noise and the order of samples are the "
+            "same after each step.",
+            "Seed once, before the run, and not in the step.",
         )
 
 
@@ -369,13 +370,14 @@ def _check_order(first: FirstBatch) -> Iterator[Finding]:
     if not is_random and losses[0] == losses[2] and abs(losses[1] - losses[0]) > _ORDERED * max(abs(losses[0]), 1e-6):
         yield noticed(
             "order-of-samples-matters",
-            f"The loss is {losses[0]:.6g}, and {losses[1]:.6g} of the same samples in another order.",
-            "Look for a view() instead of a transposition, which pairs outputs with targets of other samples.",
+            f"The loss depends on the order of the samples: it is {losses[0]:.6g}, and {losses[1]:.6g} for the same "
+            "samples in another order.",
+            "Look for a view() that should be a transposition: it pairs outputs with targets of other samples.",
         )
 
 
 def check_parts(first: FirstBatch) -> Iterator[Finding]:
-    """Yield what is wrong with the parts of the first batch, such as the elements of a tuple.
+    """Yield findings about the parts of the first batch, such as the elements of a tuple.
 
     Args:
         first: The batch.
@@ -400,7 +402,7 @@ def _parts_of(batch: Any) -> dict[Hashable, Tensor]:
 
 
 class _Used(TorchFunctionMode):
-    """Notes which tensors are given to any function of torch, attributes included."""
+    """Notes which tensors are passed to any function of torch, including reads of their attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,33 +432,35 @@ def _check_unused(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[
     unused = [key for key, part in parts.items() if key not in used and not _identifies(part)]
     if len(used) < _USED or not unused:
         return
-    if first.loss_of(first.batch) == before:  # else the step changes what it depends on, such as a second network
+    if (
+        first.loss_of(first.batch) == before
+    ):  # else the step changes its own result, such as by training a second network
         unused = [key for key in unused if first.loss_of(_exchanged(first.batch, key)) == before]
     evaluated: set[Hashable] = set()
     if is_overridden(first.job.trainer, "calculate_eval_batch_loss"):
-        with contextlib.suppress(Exception), torch.no_grad():  # of a step that takes other batches
+        with contextlib.suppress(Exception), torch.no_grad():  # a step that requires other batches
             evaluated = _used_parts(first.batch, first.job.trainer.calculate_eval_batch_loss)
     for key in unused:
         is_meant = not first.job.has_own_step or key in evaluated or key in TARGET_KEYS or not _is_flag(parts[key])
         yield noticed(
             "part-of-batch-not-used",
-            f"batch[{key!r}] differs between samples, and is not used by the step: its loss does not depend on it.",
-            "Use it in calculate_train_batch_loss, such as a flag that an episode has ended, a mask or a weight; or "
-            "leave it out of the samples.",
+            f"The step does not use batch[{key!r}], which differs between samples: the loss does not depend on it.",
+            "Use it in calculate_train_batch_loss, for example as a mask, a weight or a flag for the end of an "
+            "episode; or leave it out of the samples.",
             "note" if is_meant else "warning",
         )
         return
 
 
 def _identifies(part: Tensor) -> bool:
-    """Whether a part says nothing that a loss could need: it is the same for all samples, or a number of each."""
+    """Whether a part has no information for a loss: it is the same for all samples, or numbers them."""
     if is_same(part, part[:1].expand_as(part)):
         return True
     return not part.is_floating_point() and part.numel() == len(part) == len(set(map(int, part.flatten())))
 
 
 def _is_flag(part: Tensor) -> bool:
-    """Whether a part says yes or no: other numbers that are not used may well be labels or measurements."""
+    """Whether a part consists of flags; other unused numbers may be labels or measurements."""
     return part.dtype == torch.bool or (part.is_floating_point() and bool(((part == 0) | (part == 1)).all()))
 
 
@@ -478,12 +482,12 @@ def _loss_with(first: FirstBatch, batch: Any) -> Tensor:
 
 @dataclass
 class _Inputs:
-    """What a model is called with in a step.
+    """The inputs of the calls of a model in a step.
 
     Attributes:
         model: The model.
         tensors: Its inputs.
-        rows: How many rows the first inputs of its calls have.
+        rows: The number of rows of the first inputs of its calls.
     """
 
     model: nn.Module
@@ -508,7 +512,7 @@ def _inputs_in(first: FirstBatch, batch: Any) -> _Inputs:
 
 
 def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[Finding]:
-    """Look for two parts that are equal, though the model gets both as if they were two samples."""
+    """Look for two equal parts that the model gets as two views of a sample."""
     numbers = {key: part for key, part in parts.items() if part.is_floating_point() and part[0].numel() > 1}
     equal = [(key, other) for key, other in combinations(numbers, 2) if is_same(numbers[key], numbers[other])]
     pairs = [(key, other) for key, other in equal if not _identifies(numbers[key])]
@@ -521,15 +525,15 @@ def _check_views(first: FirstBatch, parts: dict[Hashable, Tensor]) -> Iterator[F
     if before.rows >= _VIEWS * len(numbers[key]) and all(reaches):
         yield noticed(
             "views-are-equal",
-            f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: two views of "
-            "a sample that do not differ, so to tell that they belong together is trivial.",
-            "Look at __getitem__ and collate_fn: draw other random numbers for each view.",
+            f"batch[{key!r}] and batch[{other!r}] are identical in each sample, and the model gets both: the two views "
+            "of a sample do not differ, so matching them is trivial.",
+            "Look at __getitem__ and collate_fn: draw different random numbers for each view.",
             "note" if is_random else "warning",
         )
 
 
 def _draws(first: FirstBatch) -> bool:
-    """Whether the step draws random numbers, which may make different ones of equal views."""
+    """Whether the step draws random numbers, which may turn equal views into different views."""
     devices = {torch.device("cpu"), first.loss.device}
     drawn: list[list[float]] = []
     for step in (lambda: 0.0, lambda: _loss_with(first, with_tensors(first.batch, Tensor.clone))):

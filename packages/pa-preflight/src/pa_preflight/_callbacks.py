@@ -1,4 +1,4 @@
-"""Settings of callbacks, and the training states that one of them saves."""
+"""Checks of the settings of callbacks, and of the training states that a callback saves."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from pa_preflight._tensors import entries, is_same
 _INITIAL_LEFT, _NO_AVERAGE, _TENTH, _FEWEST = 0.3, 0.3, 0.1, 10
 
 _LARGEST: Final = 2**31
-"""Bytes of a state that are written in some seconds."""
+"""The bytes of a state that are written in some seconds."""
 
 _BLOCK, _SHOWN = 4096, 3
 
 
 def check_callbacks(callbacks: Sequence[Any], planned: PlannedRun, first_loss: float | None) -> Iterator[Finding]:
-    """Yield what is wrong with the settings of callbacks.
+    """Yield findings about the settings of callbacks.
 
     Args:
         callbacks: The callbacks of the run, which are not called.
-        planned: What the run is going to do.
+        planned: The updates and rates of the run.
         first_loss: The loss of the first batch; None if it is not known.
     """
     for callback in callbacks:
@@ -60,7 +60,7 @@ def check_callbacks(callbacks: Sequence[Any], planned: PlannedRun, first_loss: f
 
 
 def _is(callback: object, name: str) -> bool:
-    """Whether it is a callback of pa-callbacks-extra, which need not be installed."""
+    """Whether a callback is of a class of pa-callbacks-extra, which need not be installed."""
     return any(kind.__name__ == name and kind.__module__.startswith("pa_") for kind in type(callback).__mro__)
 
 
@@ -70,52 +70,52 @@ def _check_stopping(callback: Any, planned: PlannedRun, first_loss: float | None
     if is_loss and first_loss is not None and 0 < _TENTH * first_loss < threshold:
         yield noticed(
             "callback-settings",
-            f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, and the loss of the first "
-            f"batch is {first_loss:.3g} in all: the run ends after early_stopping_patience="
+            f"early_stopping_threshold={threshold:g} requires {watched} to improve by that much, but the loss of the "
+            f"first batch is only {first_loss:.3g}: the run ends after early_stopping_patience="
             f"{callback.early_stopping_patience} epochs.",
-            "Pass a threshold that is small next to the loss, such as a hundredth of it, or 0.",
+            "Pass a threshold that is small compared with the loss, such as a hundredth of it, or 0.",
         )
     elif callback.greater_is_better and threshold >= 1 and not is_loss:
         yield noticed(
             "callback-settings",
-            f"early_stopping_threshold={threshold:g} asks {watched} to improve by that much, which a share from 0 to 1 "
-            "cannot.",
+            f"early_stopping_threshold={threshold:g} requires {watched} to improve by that much, which a fraction from "
+            "0 to 1 cannot.",
             "Pass a small threshold, such as 0.001.",
         )
     if planned.epochs > 1 and callback.early_stopping_patience >= planned.epochs:
         yield noticed(
             "callback-settings",
-            f"early_stopping_patience={callback.early_stopping_patience}, and the run has {planned.epochs} epochs: it "
-            "never stops early.",
+            f"The run can never stop early: early_stopping_patience={callback.early_stopping_patience}, and it has "
+            f"{planned.epochs} epochs.",
             "Pass a smaller patience, or leave the callback out.",
         )
 
 
 def _check_average(callback: Any, planned: PlannedRun) -> Iterator[Finding]:
     decay, updates = float(callback.decay), planned.updates
-    if updates < _FEWEST or not isinstance(callback.model_ema, type):  # others may warm up
+    if updates < _FEWEST or not isinstance(callback.model_ema, type):  # a custom function may warm up
         return
     left = decay**updates
     if left > _INITIAL_LEFT:
         yield noticed(
             "callback-settings",
             f"ModelEmaCallback keeps {100 * decay:g} % of the average in each update: after all {updates} updates of "
-            f"the run, {100 * left:.0f} % of it are still the untrained weights.",
-            f"Pass a smaller decay, such as {max(0.5, 1 - 20 / updates):.3g}, or a ModelEma that warms up.",
+            f"the run, {100 * left:.0f} % of the average are still the untrained weights.",
+            f"Pass a smaller decay, such as {max(0.5, 1 - 20 / updates):.3g}, or a ModelEma with warm_up=True.",
         )
     elif decay < _NO_AVERAGE:
         yield noticed(
             "callback-settings",
-            f"ModelEmaCallback keeps {100 * decay:g} % of the average in each update: it is the newest weights.",
-            "Pass the share that the average keeps, such as 0.99.",
+            f"ModelEmaCallback keeps {100 * decay:g} % of the average in each update, so it averages nearly nothing.",
+            "Pass the fraction of the average that an update keeps, such as 0.99.",
         )
 
 
-def _never(callback: object, name: str, every: int, number: int, what: str) -> Iterator[Finding]:
+def _never(callback: object, name: str, every: int, number: int, unit: str) -> Iterator[Finding]:
     if 0 < number < every:
         yield noticed(
             "callback-settings",
-            f"{type(callback).__name__} has {name}={every}, and the run has {number} {what}: it never acts.",
+            f"{type(callback).__name__} never acts: it has {name}={every}, and the run has {number} {unit}.",
             f"Pass a smaller {name}, or leave the callback out.",
         )
 
@@ -141,8 +141,8 @@ def _check_paths(callbacks: Iterable[Any]) -> Iterator[Finding]:
             names = " and ".join(type(each).__name__ for each in (paths[path], callback))
             yield noticed(
                 "callback-settings",
-                f"{names} both save to {given}, and replace what the other has saved.",
-                "Give each its own save_path.",
+                f"{names} both save to {given}, so each replaces the file of the other.",
+                "Give each callback its own save_path.",
             )
         paths[path] = callback
 
@@ -155,14 +155,14 @@ def check_states(
     *,
     is_resuming: bool = True,
 ) -> tuple[list[Finding], list[str]]:
-    """Return what is wrong with the training states of a run, and what was left out.
+    """Return findings about the training states of a run, and the checks that were left out.
 
     Args:
         trainer: The trainer.
-        callbacks: The callbacks of the run, of which those that save states are looked at.
+        callbacks: The callbacks of the run; those that save states are checked.
         make_plan: Returns the plan of the run.
-        asked: The arguments of ``train``; None for a run whose loop the script has, so that there is no state.
-        is_resuming: Whether some of the planned states may be there already.
+        asked: The arguments of ``train``; None for a run whose loop is in the script, so that no state can be saved.
+        is_resuming: Whether some of the planned states may exist already.
     """
     saving = [callback for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)]
     findings: list[Finding] = []
@@ -172,7 +172,7 @@ def check_states(
     try:
         planned = make_plan()
     except Exception as error:
-        return findings, [f"training states, as there is no plan: {first_line(error)}"]
+        return findings, [f"training states, because the run could not be planned: {first_line(error)}"]
     for callback in saving:
         folder = Path(os.path.realpath(callback.save_dir))
         disk = existing(folder)
@@ -180,14 +180,16 @@ def check_states(
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".check_", dir=disk)
         except OSError as error:
-            saw = f"{callback.save_dir} cannot be written to: {first_line(error)}."
+            saw = f"Training states cannot be written to {callback.save_dir}: {first_line(error)}."
             findings.append(noticed("state-not-saved", saw, "Choose another save_dir."))
             continue
         with temporary as name:
             if not is_trainer(trainer) or asked is None:
-                left_out.append("whether a state can be saved and loaded, as the script has the loop.")
+                left_out.append("whether a training state can be saved and loaded, because the loop is in the script.")
             elif 2 * size > min(free, 2 * _LARGEST):
-                left_out.append(f"whether a state can be saved and loaded, as it has {size_of(size)}.")
+                left_out.append(
+                    f"whether a training state can be saved and loaded, because it is large ({size_of(size)})."
+                )
             else:
                 trial = _Trial(trainer, Path(name), callbacks)
                 findings += trial.check({**asked})
@@ -201,19 +203,19 @@ def _check_disk(save: SaveTrainingStateCallback, planned: Plan, size: int, free:
     most, _ = states_at_once(planned.saves)
     unchanged = min(
         size, sum(part.frozen_bytes for part in planned.parameters)
-    )  # hard links to those of the first state
+    )  # hard links to the files of the first state
     needed = max(0, most - there) * (size - unchanged) + unchanged * (not there)
     if needed > free:
         yield noticed(
             "disk-too-small",
-            f"{most} training states of {size_of(size)} are there at one time, {size_of(needed)} in all, and "
-            f"{save.save_dir} has {size_of(free)} of free space.",
+            f"The training states do not fit on the disk: up to {most} of {size_of(size)} exist at the same time, "
+            f"{size_of(needed)} in all, and {save.save_dir} has {size_of(free)} of free space.",
             "Pass a smaller max_checkpoints, save less often, or choose another save_dir.",
         )
 
 
 class _SaveOnce(SaveTrainingStateCallback):
-    """Saves after the first update, and ends the run after the second one, when nothing is any more as it was saved."""
+    """Saves after the first update, and ends the run after the second, when all values differ from the saved state."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, save_every_n_steps=1, save_at_end=False)
@@ -231,7 +233,7 @@ class _SaveOnce(SaveTrainingStateCallback):
 
 
 class _HasState(TrainerCallback):
-    """Has the state of a callback, and is not called."""
+    """Has the state of another callback, which is not called."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
@@ -267,21 +269,21 @@ class _Trial:
         self._states = stand_ins(callbacks)
 
     def check(self, asked: dict[str, Any]) -> Iterator[Finding]:
-        """Yield what is wrong with saving and loading.
+        """Yield findings about saving and loading.
 
         Args:
             asked: The arguments of ``train``.
         """
         trainer, save = self._trainer, _SaveOnce(self._folder)
         with trial(trainer, *self._states, save, data=asked.values()):
-            with warnings.catch_warnings():  # the run warns of the same
+            with warnings.catch_warnings():  # the run itself will warn
                 warnings.simplefilter("ignore")
                 try:
                     trainer.train(**asked)
                 except Exception as error:
                     yield _not_saved(error)
                     return
-            if save.saved is None:  # it ended before
+            if save.saved is None:  # the run ended before
                 return
             state = self._folder / "step_1"
             self.size = sum(-(-file.stat().st_size // _BLOCK) * _BLOCK for file in state.iterdir())
@@ -298,14 +300,13 @@ class _Trial:
                 owner.load_state_dict(of_callbacks[_name(owner)])
                 different += _differences(before, owner.state_dict(), type(owner).__qualname__)
         except Exception as error:
-            saw = f"Loading a training state that was saved raises {_all_of(error)}"
-            yield noticed("state-not-loaded", saw, "Look at its load_state_dict().")
+            saw = f"A saved training state cannot be loaded: {_all_of(error)}"
+            yield noticed("state-not-loaded", saw, "Correct load_state_dict() of the object that the error names.")
         if different:
             yield noticed(
                 "state-not-loaded",
-                f"{', '.join(different[:_SHOWN])} {'is' if len(different) == 1 else 'are'} not as before when a state "
-                "is loaded.",
-                "Let load_state_dict() restore all that state_dict() returns.",
+                f"Loading a training state does not restore {', '.join(different[:_SHOWN])}.",
+                "Let load_state_dict() restore all values that state_dict() returns.",
             )
 
 
@@ -318,7 +319,7 @@ def _state_of(trainer: AnyTrainer) -> dict[str, Any]:
 
 
 def stand_ins(callbacks: Sequence[object]) -> list[_HasState]:
-    """Return callbacks that have the states of others under their names, and are not called.
+    """Return callbacks that have the states of others under their names, and do nothing else.
 
     Args:
         callbacks: The callbacks of the run.
@@ -333,7 +334,7 @@ def stand_ins(callbacks: Sequence[object]) -> list[_HasState]:
 
 
 def check_capture(run: AnyTrainer, folder: str) -> Iterator[Finding]:
-    """Yield what could not be saved of a run whose block was entered.
+    """Yield a finding if the state of a run cannot be saved, once its block was entered.
 
     Args:
         run: The run, with stand-ins as callbacks.
@@ -346,10 +347,10 @@ def check_capture(run: AnyTrainer, folder: str) -> Iterator[Finding]:
 
 
 def _not_saved(error: Exception) -> Finding:
-    # what has no attribute yet may be made when the run begins
+    # a missing attribute may be set when the run begins
     level: Literal["mistake", "note"] = "note" if isinstance(error, AttributeError) else "mistake"
     do = "Let each state_dict() return tensors and plain values, such as numbers, strings, lists and dictionaries."
-    return noticed("state-not-saved", f"Saving a training state raises {_all_of(error)}", do, level)
+    return noticed("state-not-saved", f"A training state cannot be saved: {_all_of(error)}", do, level)
 
 
 def _name(callback: object) -> str:
@@ -357,7 +358,7 @@ def _name(callback: object) -> str:
 
 
 def _differences(saved: Any, other: Any, place: str = "") -> Iterator[str]:
-    """Yield where two states differ; what is saved of a tuple is a list."""
+    """Yield the places where two states differ; a tuple is saved as a list."""
     if isinstance(saved, Tensor) and isinstance(other, Tensor):
         if not is_same(saved, other.to(saved.device)):
             yield place

@@ -1,4 +1,4 @@
-"""Notes which functions of ``torch.nn.functional`` a step calls, with which arguments, and what made them."""
+"""Records which functions of ``torch.nn.functional`` a step calls, and the operations that made their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEWS = frozenset(
         *("ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"),
     )
 )
-"""Operations that leave the numbers of a tensor as they are."""
+"""Operations that do not change the numbers of a tensor."""
 
 LOSSES: Final = (
     "binary_cross_entropy",
@@ -44,8 +44,8 @@ class FunctionCall:
         name: The function in ``torch.nn.functional``.
         arguments: By the names of parameters, defaults included; tensors without their graphs.
         made_by: The operations that made the tensors, such as "Sigmoid", by the names of parameters; views and copies
-            are looked through, and a tensor without a graph has none.
-        value: What it returned, without its graph; None if that is not a tensor, or if the call raised an error.
+            are skipped, and a tensor without a graph has no operation.
+        value: The returned tensor, without its graph; None if another value was returned, or the call raised an error.
     """
 
     name: str
@@ -55,7 +55,7 @@ class FunctionCall:
 
     @property
     def outputs(self) -> Tensor:
-        """What a loss compares with the targets."""
+        """The tensor that a loss compares with the targets."""
         outputs: Tensor = self.arguments["input"]
         return outputs
 
@@ -72,11 +72,11 @@ class FunctionCall:
 
 
 class FunctionCalls(TorchFunctionMode):
-    """Notes the calls of some functions with tensors, from wherever they come.
+    """Records the calls of some functions with tensors, from anywhere in the program.
 
     Args:
-        calls: Gets them.
-        names: Of functions in ``torch.nn.functional``.
+        calls: The list that gets the calls.
+        names: The names of functions in ``torch.nn.functional``.
     """
 
     def __init__(self, calls: list[FunctionCall], names: Iterable[str]) -> None:
@@ -97,7 +97,7 @@ class FunctionCalls(TorchFunctionMode):
     def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall | None:
         try:
             given = _signature(func).bind(*args, **kwargs)
-        except TypeError:  # which the call raises, too
+        except TypeError:  # the call itself raises it too
             return None
         given.apply_defaults()
         arguments = given.arguments
@@ -117,10 +117,10 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
 
 
 def made_by(tensor: Tensor) -> str:
-    """Return the operation that made the numbers of a tensor, such as "Sigmoid"; empty without a graph.
+    """Return the operation that computed the numbers of a tensor, such as "Sigmoid"; empty without a graph.
 
     Args:
-        tensor: With its graph.
+        tensor: A tensor with its graph.
     """
     node = tensor.grad_fn
     while node is not None:

@@ -1,4 +1,4 @@
-"""Checks a script: what is static, then a few updates, one batch learnt by heart, and an evaluation."""
+"""Checks a script: its settings, then some updates, learning a single batch by heart, and an evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pa_preflight._steps import Steps
 _P = ParamSpec("_P")
 
 _SIZE = 8
-"""What fits, where the run finds out how much does."""
+"""A batch size that fits, where the run finds the largest size that fits."""
 
 
 @overload
@@ -46,22 +46,24 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: .
 
 
 def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
-    """Look for mistakes in what a run is going to do, in less than a minute.
+    """Look for mistakes in a training run before it starts, in less than a minute.
 
-    A few updates are made, with experiments on the first batch; one batch is learnt by heart; and samples of the
-    evaluation are evaluated twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards
-    everything is as it was, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
+    It makes some updates, with experiments on the first batch; trains on a single batch until the model has memorised
+    it; and evaluates some samples twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
+    Afterwards everything is restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments
+    next.
 
-    Of a ``Run``, before its block, everything is checked that is known without its loop. ``python -m pa_preflight
-    script.py`` also watches the first updates of the loop.
+    For a ``Run``, call it before its block; everything that is known without its loop is checked. ``python -m
+    pa_preflight script.py`` also watches the first updates of the loop.
 
     Args:
         trainer: The trainer of the run, or a ``Run``.
-        *args: The arguments of ``trainer.train``.
-        **kwargs: As well; of a ``Run``, ``eval_dataset`` is what its loop evaluates.
+        *args: The positional arguments of ``trainer.train``.
+        **kwargs: The keyword arguments of ``trainer.train``; for a ``Run``, pass the data that its loop evaluates as
+            ``eval_dataset``.
 
     Returns:
-        What was found; print it, or let ``require_none()`` end the script if there are mistakes.
+        A report of the findings; print it, or let ``require_none()`` end the script if there are mistakes.
 
     Raises:
         ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
@@ -110,7 +112,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
                 samples[name] = Samples(dataset)
                 found = list(check_evaluation_samples(train, samples[name], data, dataset))
                 found += () if found else check_sets(train, samples[name])
-                # the training samples may be one of several sets
+                # the training samples may be among several evaluation sets
                 findings += (replace(finding, level="note") if len(evaluated) > 1 else finding for finding in found)
         except Exception as error:
             do = "Fetch a sample of the dataset on its own, dataset[0], and look at the traceback."
@@ -131,7 +133,7 @@ def _check(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Re
         findings += _check_learning(job, left_out, is_scheduled=given["create_scheduler_fn"] is not None)
         for drawn in samples.values():
             if drawn.dataset is None:
-                left_out.append("the evaluation, as its data has no positions.")
+                left_out.append("the evaluation, because its dataset has no positions (an IterableDataset).")
                 continue
             is_random = any(finding.name == "augmentation-in-evaluation" for finding in findings)
             inputs = [tensor for call in steps.observer.model_calls[:1] for tensor in call.inputs]
@@ -157,13 +159,13 @@ def _check_data(job: Job) -> Iterator[Finding]:
 
 def _check_learning(job: Job, left_out: list[str], *, is_scheduled: bool) -> Iterator[Finding]:
     if job.train.dataset is None:
-        left_out.append("whether one batch can be learnt by heart, as the data has no positions.")
+        left_out.append("whether a batch can be memorised, because the dataset has no positions (an IterableDataset).")
         return
     try:
         yield from check_learning(job, is_scheduled=is_scheduled)
         yield from check_relation(job)
-    except Exception as error:  # of a script that trains on all of the data, or not at all
-        left_out.append(f"whether one batch can be learnt by heart: {first_line(error)}")
+    except Exception as error:  # a script that requires all of the data
+        left_out.append(f"whether a batch can be memorised: {first_line(error)}")
 
 
 def _check_targets(job: Job, steps: Steps) -> Iterator[Finding]:
@@ -176,7 +178,7 @@ def _check_targets(job: Job, steps: Steps) -> Iterator[Finding]:
 
 
 def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what is wrong with model and optimizers before any batch."""
+    """Yield findings about model and optimizers, before any batch."""
     model, optimizers = trainer.get_model(), trainer.named_optimizers()
     yield from check_model(model, modules_of(trainer), optimizers)
     yield from check_layers(model)
@@ -186,14 +188,14 @@ def _check_parts(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any])
 
 
 def _check_lengths(trainer: Trainer[Any, Any, Any, Any], steps: Steps) -> Iterator[Finding]:
-    """Yield what does not fit the number of updates of the run."""
+    """Yield findings about settings that do not fit the number of updates of the run."""
     yield from check_running_statistics(trainer.get_model(), steps.planned.updates)
     first_loss = float(steps.observer.losses[0]) if steps.observer.losses else None
     yield from check_callbacks(trainer.callback_handler.callbacks, steps.planned, first_loss)
 
 
 def _may_be_meant(finding: Finding, job: Job, steps: Steps) -> bool:
-    """Whether other steps than the usual one do what was found on purpose."""
+    """Whether an unusual step may do this on purpose."""
     if finding.name == "augmentation-in-evaluation":  # a step that compares random views of a sample
         return job.has_own_step
     # a teacher that follows the weights of a student
@@ -212,11 +214,11 @@ class _Checked(Generic[_P]):
         self._trainer = trainer
 
     def train(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Check, print what was found, and train if there are no mistakes.
+        """Check the run, print the report, and train if there are no mistakes.
 
         Args:
-            *args: The arguments of ``trainer.train``.
-            **kwargs: As well.
+            *args: The positional arguments of ``trainer.train``.
+            **kwargs: The keyword arguments of ``trainer.train``.
 
         Raises:
             ConfigurationError: There are mistakes; nothing was trained.
@@ -224,21 +226,24 @@ class _Checked(Generic[_P]):
         try:
             report = check(self._trainer, *args, **kwargs)
         except UnsupportedConfigurationError as error:
-            warn_user(f"The check is left out: {error}")
+            warn_user(f"The run is not checked: {error}")
         else:
             report.require_none()
-            print(report)  # noqa: T201  # as the script asks for
+            print(report)  # noqa: T201  # the script wants the report
         self._trainer.train(*args, **kwargs)
 
 
 def checked(trainer: Trains[_P]) -> Trains[_P]:
-    """Return what checks a run before it trains, in one line of a script: ``checked(trainer).train(dataset, ...)``.
+    """Return an object that checks a run before it trains, for a single line: ``checked(trainer).train(dataset, ...)``.
 
-    The report is printed, and a run with mistakes does not begin; one with warnings does. On several processes, and
+    It prints the report. A run with mistakes does not begin; a run with warnings does. On several processes, and
     with a sharded model, the check is left out with a warning.
 
     Args:
         trainer: The trainer.
+
+    Returns:
+        An object with the method ``train``.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Evaluates some batches twice."""
+"""Evaluates some batches twice, and compares the results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pa_preflight._tensors import flipped, is_same, scales_that_differ, tensors_
 _BATCHES = 4
 
 _QUALITIES = ("acc", "auc", "correct", "dice", "f1", "iou", "mae", "mse", "precision", "r2", "recall", "rmse", "top")
-"""Parts of the names of metrics that follow from outputs."""
+"""Parts of the names of metrics that depend on the outputs of the model."""
 
 _SMOOTH = 0.1
 
 
 class _Watch(TrainerCallback):
-    """Notes the mode of the model, and its inputs."""
+    """Records the mode of the model, and its inputs."""
 
     def __init__(self) -> None:
         self.was_training = False
@@ -50,13 +50,13 @@ class _Watch(TrainerCallback):
 
 
 def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, is_random: bool) -> Iterator[Finding]:
-    """Yield what is wrong with an evaluation.
+    """Yield findings about an evaluation.
 
     Args:
         job: The run.
-        samples: What is evaluated: a dataset with positions.
-        train_inputs: What the model was called with in training.
-        is_random: Whether its samples are known to change, so that nothing else can be told.
+        samples: Samples of the evaluation set, whose dataset has positions.
+        train_inputs: The inputs of the model in training.
+        is_random: Whether the samples are known to change, so that results cannot be compared.
     """
     has_own_step = is_overridden(job.trainer, "calculate_eval_batch_loss")
     results: list[dict[str, float]] = []
@@ -68,7 +68,7 @@ def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, 
                 seed_rng(seed)
                 results.append(job.evaluate(samples, some))
     except Exception as error:
-        yield failure("The evaluation", error, "Call trainer.evaluate on its own, and look at the traceback.")
+        yield failure("The evaluation", error, "Call trainer.evaluate alone, and look at the traceback.")
         return
     if not is_random and has_own_step:
         yield from _check_metrics(job, samples, some, results[0])
@@ -78,7 +78,7 @@ def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, 
         yield noticed(
             "trains-in-evaluation",
             "The model is in training mode when it is evaluated: dropout is on, and BatchNorm learns from the samples.",
-            "Call model.eval(), which eval_epoch_start does where it is not overridden.",
+            "Call model.eval(); the default eval_epoch_start does.",
         )
     elif not is_random and not _agree(*results):
         yield noticed(
@@ -93,7 +93,7 @@ def check_evaluation(job: Job, samples: Samples, train_inputs: list[Tensor], *, 
 
 
 def _check_metrics(job: Job, samples: Samples, some: Dataset[Any], before: dict[str, float]) -> Iterator[Finding]:
-    """Exchange the outputs of the model: a metric of how good they are must change."""
+    """Replace the outputs of the model: a metric of their quality must change."""
     names = {name for name in before if any(part in name.lower() for part in _QUALITIES)}
     for change in _CHANGES:
         if not names:
@@ -105,15 +105,15 @@ def _check_metrics(job: Job, samples: Samples, some: Dataset[Any], before: dict[
             seed_rng(0)
             try:
                 changed = job.evaluate(samples, some)
-            except Exception:  # of a step that checks what it gets
+            except Exception:  # a step that checks its outputs
                 return
         names = {name for name in names if changed.get(name) == before[name]}
     for name in sorted(names):
         yield noticed(
             "metric-does-not-depend-on-outputs",
-            f"{name} is {before[name]:.6g}, and remains the same when the outputs of the model are negated, noise, or "
-            "exchanged: it is constant, with any outputs.",
-            "Look at how predictions are made of outputs: the argmax of one column is always 0.",
+            f"{name} does not depend on the outputs of the model: it is {before[name]:.6g} even when they are negated, "
+            "swapped between samples, or replaced by noise.",
+            "Look at how predictions are made from outputs: the argmax of a single column is always 0.",
         )
 
 
@@ -139,15 +139,19 @@ def _shown(metrics: dict[str, float]) -> str:
 def _check_scale(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if not train.is_floating_point() or not evaluated.is_floating_point() or train.shape[1:] != evaluated.shape[1:]:
         return
-    if _is_series(train):  # which may go far in time, but has steps of one size
+    if _is_series(train):  # a series may go far in time, but with steps of the same size
         train, evaluated = train.diff(dim=1), evaluated.diff(dim=1)
     scales = scales_that_differ(train, evaluated)
     if scales is not None:
-        yield noticed("evaluation-inputs-differ", f"Inputs {scales}", "Give both datasets the same normalisation.")
+        yield noticed(
+            "evaluation-inputs-differ",
+            f"Inputs {scales}",
+            "Normalise both datasets in the same way, with the statistics of the training data.",
+        )
 
 
 def _is_series(inputs: Tensor) -> bool:
-    """Whether inputs are windows of a series, each number of which is near the one before."""
+    """Whether inputs are windows of a series: each number is near the number before it."""
     if inputs.dim() != 2 or inputs.shape[1] < 2:  # noqa: PLR2004  # numbers in a row
         return False
     steps = inputs.double().diff(dim=1).square().mean()

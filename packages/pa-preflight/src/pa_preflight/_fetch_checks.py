@@ -1,4 +1,4 @@
-"""What fetching samples shows: data that it changes, samples that are never fetched, and draws that are repeated."""
+"""Checks of fetching: data that it changes, samples that are never fetched, and random draws that are repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POSITIONS = 2
 
 
 def check_fetching(job: Job) -> Iterator[Finding]:
-    """Yield what is wrong with how samples are fetched.
+    """Yield findings about how samples are fetched.
 
     Args:
         job: The run.
@@ -62,7 +62,7 @@ def _fetched(dataset: Any, position: int, seed: int) -> list[Tensor]:
 
 
 def _check_stored(dataset: Any) -> Iterator[Finding]:
-    """Fetch samples again with the same random numbers: if they change each time, the stored data do."""
+    """Fetch samples again with the same random numbers: if the samples change each time, so do the stored data."""
     for position in range(_POSITIONS):
         kept = _fetched(dataset, position, 1)
         once = [tensor.clone() for tensor in kept]
@@ -74,9 +74,9 @@ def _check_stored(dataset: Any) -> Iterator[Finding]:
         if shared or any(map(_goes_on, once, twice, thrice)):
             yield noticed(
                 "stored-data-change",
-                f"Fetching sample {position} again changes what was fetched before: the data are modified in place, "
-                "and drift with every epoch.",
-                "Copy a sample before it is augmented: clone() a tensor, copy() an array, and no += on them.",
+                f"Fetching sample {position} again changes the sample fetched before: the dataset modifies its data in "
+                "place, so they drift with every epoch.",
+                "Copy a sample before you augment it: clone() a tensor, copy() an array, and avoid +=.",
             )
             return
 
@@ -90,7 +90,7 @@ def _goes_on(once: Tensor, twice: Tensor, thrice: Tensor) -> bool:
 
 
 def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
-    """Look for samples behind the last one, up to where an index raises an error."""
+    """Look for samples beyond the length of the dataset, up to an index that raises an error."""
     length = len(dataset)
 
     def exists(position: int) -> bool:
@@ -107,7 +107,7 @@ def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
     while exists(high):
         low, high = high, 2 * high
         if high > _LONGEST:
-            return  # any index is that of a sample
+            return  # every index has a sample
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if exists(middle) else (low, middle)
@@ -116,9 +116,8 @@ def _check_length(dataset: Any, batch_size: int) -> Iterator[Finding]:
     if shapes[0] == shapes[1] and (in_batches or high >= _LONGER * length):
         yield noticed(
             "samples-never-used",
-            f"The length of the dataset, {length}, is a part of the {high} samples that it returns: those from "
-            f"position {length} on are never trained on."
-            + (f" It is the number of batches of {batch_size}." if in_batches else ""),
+            f"The dataset returns {high} samples, but its length is {length}: samples from position {length} on are "
+            "never used." + (f" The length is the number of batches of {batch_size}." if in_batches else ""),
             "Let __len__ return the number of samples.",
         )
 
@@ -132,8 +131,9 @@ def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Findi
     if isinstance(sampler, WeightedRandomSampler) and len(sampler.weights) < size:
         yield noticed(
             "sampler-leaves-samples-out",
-            f"The sampler has {len(sampler.weights)} weights for {size} samples: it never draws any that come later.",
-            "Give it one weight for each sample, such as class_weights[targets].",
+            f"The sampler has {len(sampler.weights)} weights for {size} samples: it never draws the samples after "
+            "them.",
+            "Give it a weight for each sample, such as class_weights[targets].",
         )
         return
     drawn: list[Any] = list(islice(iter(sampler), _DRAWS))
@@ -143,20 +143,20 @@ def _check_sampler(train: Samples, options: Mapping[str, Any]) -> Iterator[Findi
     if len(drawn) >= size / 2 and distinct < _FEW_DISTINCT * size:
         yield noticed(
             "sampler-leaves-samples-out",
-            f"In an epoch of {len(drawn)} samples, the sampler draws {distinct} distinct ones of {size}, the same "
-            "again and again.",
-            "Give it one weight for each sample, and look at which are 0.",
+            f"In an epoch of {len(drawn)} samples, the sampler draws only {distinct} of the {size} samples, each many "
+            "times.",
+            "Give it a weight for each sample, and check which weights are 0.",
             "warning",
         )
 
 
 def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | None) -> Iterator[Finding]:
-    """Compare the rows of a batch with batches of one: each must have the inputs and the target of one sample."""
+    """Compare the rows of a batch with single samples: each row must have the inputs and the target of a sample."""
     if collate_fn is None or len(train.samples) < _NUMBERS:
         return
     try:
         batch, *singles = (tensors_in(collate_fn(some)) for some in (train.samples[:_NUMBERS], *_one_by_one(train)))
-    except Exception:  # of one that needs batches of a size
+    except Exception:  # a collate_fn that requires a certain batch size
         return
     sizes = {len(tensor) if tensor.dim() else 0 for tensor in batch}
     if len(batch) < _POSITIONS or sizes != {_NUMBERS} or any(len(single) != len(batch) for single in singles):
@@ -172,9 +172,9 @@ def _check_collation(train: Samples, collate_fn: Callable[[list[Any]], Any] | No
     if all(rows[0]) and have_targets and not all(rows[1]):
         yield noticed(
             "batches-mix-samples",
-            f"In a batch of {_NUMBERS} samples, {rows[1].count(False)} have the inputs of one sample and the target of "
+            f"In a batch of {_NUMBERS} samples, {rows[1].count(False)} have the inputs of a sample and the target of "
             "another.",
-            "Look at collate_fn: where it sorts or filters samples, it must do so before it takes them apart.",
+            "Look at collate_fn: if it sorts or filters samples, it must do so before it separates inputs and targets.",
         )
 
 
@@ -183,7 +183,7 @@ def _one_by_one(train: Samples) -> list[list[Any]]:
 
 
 def _begins_alike(row: Tensor, single: Tensor) -> bool:
-    """Whether a row is a sample, perhaps with padding behind it."""
+    """Whether a row is this sample, perhaps with padding after it."""
     if row.dim() != single.dim() or row.shape[1:] != single.shape[1:]:
         return False
     if row.dim():
@@ -193,7 +193,7 @@ def _begins_alike(row: Tensor, single: Tensor) -> bool:
 
 
 def _check_draws(dataset: Any) -> Iterator[Finding]:
-    """Look for random numbers of generators that get the same seed whenever a stored sample is fetched."""
+    """Look for random number generators that get the same seed whenever a sample is fetched."""
     seeded: list[str] = []
 
     def note(_frame: Any, event: str, argument: Any) -> None:
@@ -215,8 +215,8 @@ def _check_draws(dataset: Any) -> Iterator[Finding]:
     if has_stored and len(first) == len(second) and all(map(torch.equal, first, second)):
         yield noticed(
             "augmentation-repeats",
-            "Fetching a stored sample makes a generator of random numbers, and gives it the same seed each time: a "
-            "sample stays the same in all epochs, as if its augmentation were part of the data.",
+            "The dataset makes a random number generator with the same seed whenever it returns a sample, so the "
+            "augmentation of a sample is the same in all epochs.",
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
             "warning",
         )

@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The findings of a check, and their report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing_extensions import override
 from pa_core.errors import ConfigurationError
 from pa_preflight._registry import CAUSES, KINDS, LEVELS, Level
 
-FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or give them a value."
-"""What to do about numbers that are not finite."""
+FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave such samples out, or fill in a value."
+"""The advice for numbers that are not finite."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was seen in a script.
+    """A problem that a check has found in a script.
 
     Attributes:
-        name: What it is called in ``docs/before-you-train.md``.
-        saw: What was seen, with numbers.
-        do: What to change.
-        level: "mistake" for what certainly spoils a run, "warning" for what very likely does, "note" for what may
-            well be meant so.
+        name: Its name in ``docs/before-you-train.md``.
+        saw: The observation, with numbers.
+        do: The advice.
+        level: "mistake" if it certainly spoils a run, "warning" if it very likely does, "note" if it may well be on
+            purpose.
 
     Example:
         >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
@@ -40,13 +40,13 @@ class Finding:
 
     @property
     def see(self) -> str | None:
-        """The page of ``docs`` that says more, with the anchor of a heading; None where there is none."""
+        """The page of ``docs`` that says more, with the anchor of a heading; None if there is no such page."""
         kind = KINDS.get(self.name)
         return None if kind is None else kind.page
 
     @override
     def __str__(self) -> str:
-        """Return what was seen, and on the next lines what to do, and where to read on."""
+        """Return the observation and, on the next lines, the advice and the page that says more."""
         suffix = "" if self.level == "mistake" else f" ({self.level})"
         saw = fill(f"{self.name}{suffix}: {self.saw}", 110, subsequent_indent="    ")
         do = fill(self.do, 110, initial_indent="    ", subsequent_indent="    ")
@@ -55,12 +55,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check has found, mistakes first, then warnings and notes; print it.
+    """The findings of a check, mistakes first, then warnings and notes; print it.
 
     Attributes:
-        findings: What was found.
-        left_out: What could not be checked, and why.
-        seconds: How long the check took.
+        findings: The findings.
+        left_out: The checks that could not be made, and the reasons.
+        seconds: The duration of the check in seconds.
 
     Example:
         >>> print(Report([], [], 2.5))
@@ -78,21 +78,21 @@ class Report:
 
     @property
     def warnings(self) -> list[Finding]:
-        """The findings that very likely spoil a run; ``require_none()`` lets them pass."""
+        """The findings that very likely spoil a run; ``require_none()`` ignores them."""
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def require_none(self) -> None:
-        """Raise an error if there are mistakes.
+        """Raise an error if there are mistakes, to end a script before it trains.
 
         Raises:
-            ConfigurationError: There are.
+            ConfigurationError: There are mistakes; the message is the report.
         """
         if self.mistakes:
             raise ConfigurationError(f"The script has mistakes.\n{self}")
 
     @override
     def __str__(self) -> str:
-        """Return all findings, and what was left out."""
+        """Return all findings, and the checks that were left out."""
         counts = [_counted(len(self.mistakes), "mistake")]
         if self.warnings:
             counts.append(_counted(len(self.warnings), "warning"))
@@ -102,27 +102,27 @@ class Report:
         return "\n".join(lines)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def noticed(name: str, saw: str, do: str, level: Level | None = None) -> Finding:
-    """Return a finding of the level that its kind has.
+    """Return a finding with the level of its kind.
 
     Args:
         name: A name of the registry.
-        saw: What was seen.
-        do: What to change.
-        level: The level, where what was seen says another one.
+        saw: The observation.
+        do: The advice.
+        level: The level, if it is not the level of the kind.
     """
     return Finding(name, saw, do, level or KINDS[name].level)
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    """Return each finding once, mistakes first and notes last, without those whose cause was found.
+    """Return each finding once, mistakes first and notes last, without findings whose cause was found.
 
     Args:
-        findings: What was found.
+        findings: The findings.
     """
     names = {finding.name for finding in findings}
     once: dict[tuple[str, str], Finding] = {}
@@ -132,19 +132,19 @@ def in_order(findings: list[Finding]) -> list[Finding]:
     return sorted(once.values(), key=lambda finding: LEVELS.index(finding.level))
 
 
-def failure(what: str, error: Exception, do: str) -> Finding:
+def failure(subject: str, error: Exception, do: str) -> Finding:
     """Return the finding that something raises an error.
 
     Args:
-        what: What raises it.
+        subject: The subject of the sentence, such as "The evaluation".
         error: The error.
-        do: What to change.
+        do: The advice.
     """
-    return noticed("step-fails", f"{what} raises {first_line(error)}", do)
+    return noticed("step-fails", f"{subject} raises {first_line(error)}", do)
 
 
 def first_line(error: Exception) -> str:
-    """Return the kind of an error, and the first line of what it says.
+    """Return the class of an error, and the first line of its message.
 
     Args:
         error: The error.

@@ -21,17 +21,17 @@ from pa_preflight._watching import ModelCall
 
 @dataclass
 class FirstBatch:
-    """The first batch and what was seen of it.
+    """The first batch, with the observations of its step.
 
     Attributes:
         job: The run that it begins.
         batch: The batch, on the device.
         loss: Its loss.
-        modes: Which modules were in training mode before the step, by their identity.
+        modes: Whether modules were in training mode before the step, by their identity.
         model_calls: The calls of the model.
         loss_calls: The calls of loss functions.
-        layer_inputs: What the first layer with a matrix was called with.
-        needs_graph: Whether the step fails without a graph, as it computes gradients.
+        layer_inputs: The inputs of the first layer with a matrix.
+        needs_graph: Whether the step fails without a graph, because it computes gradients.
     """
 
     job: Job
@@ -63,7 +63,7 @@ class FirstBatch:
     def loss_of(self, batch: Any) -> float:
         """Return the loss of a batch, always with the same random numbers.
 
-        Without its graph, which would need memory, and of a copy, as a step may change a batch in place.
+        The loss has no graph, which would need memory. The step gets a copy, because it may change a batch in place.
         """
         seed_rng(0)
         try:
@@ -77,12 +77,12 @@ class FirstBatch:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What the model was called with."""
+        """The inputs of the model."""
         return [tensor for call in self.model_calls for tensor in call.inputs]
 
     @property
     def call(self) -> ModelCall | None:
-        """The call of the model, where there is one, whose inputs and output have a row for each sample."""
+        """The call of the model, if it was called once, and its inputs and output have a row for each sample."""
         if len(self.model_calls) != 1:
             return None
         (call,) = self.model_calls
@@ -118,11 +118,11 @@ class Forward:
 
 @contextmanager
 def outputs_replaced(model: nn.Module, change: Callable[[Any], Any]) -> Generator[None]:
-    """Let a model return something else.
+    """Let a model return other outputs.
 
     Args:
         model: The model.
-        change: Called with what it returns.
+        change: Called with the return value of the model; returns its replacement.
     """
     handle = model.register_forward_hook(lambda _model, _args, output: change(output))
     try:

@@ -1,4 +1,4 @@
-"""Short runs: one batch learnt by heart, and inputs that must tell their targets from others."""
+"""Short runs: memorising a single batch, and inputs that must distinguish their targets from others."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _MORE_UPDATES, _MORE_SECONDS, _ROLLS, _BETTER = 400, 8.0, 19, 3.0
 _TOKENS = 2048
 
 _ADVICE = (
-    "Look at where inputs and targets part ways: shuffled or sorted one without the other, an index off by one, noise "
-    "that is drawn again."
+    "Look for the place where inputs and targets lose each other: only one of them shuffled or sorted, an index off by "
+    "one, noise that is drawn again."
 )
 
 
@@ -53,7 +53,7 @@ class _TimeLimit(TrainerCallback):
 
 
 class _Losses(_TimeLimit):
-    """Notes the loss of each step, and of the last batch in both modes."""
+    """Records the loss of each step, and of the last batch in both modes."""
 
     def __init__(self, model: nn.Module, calculate_loss: Callable[[Any], Tensor] | None) -> None:
         super().__init__(_SECONDS)
@@ -80,11 +80,11 @@ class _Losses(_TimeLimit):
 
 
 def _train_shortly(job: Job, dataset: Dataset[Any], num_epochs: int) -> None:
-    """Train without a scheduler, one batch an update.
+    """Train without a scheduler, with an update for each batch.
 
     Args:
-        job: Whose trainer and arguments are used.
-        dataset: What it trains on.
+        job: The run, whose trainer and arguments are used.
+        dataset: The dataset to train on.
         num_epochs: The number of epochs.
     """
     size, collate_fn = job.batches(job.train)
@@ -106,21 +106,21 @@ def _train_shortly(job: Job, dataset: Dataset[Any], num_epochs: int) -> None:
 
 
 def check_learning(job: Job, *, is_scheduled: bool) -> Iterator[Finding]:
-    """Yield what is wrong with how the loss of one batch changes in 100 updates, without a scheduler.
+    """Yield findings about the loss of a single batch in 100 updates, without a scheduler.
 
     Args:
-        job: The run, whose data has positions.
+        job: The run, whose dataset has positions.
         is_scheduled: Whether the run has a scheduler, and perhaps never the rate of the optimizer.
     """
     trainer, size = job.trainer, job.batch_size
-    is_own = job.has_own_step  # such as of networks that play against each other
+    is_own = job.has_own_step  # such as a GAN
     noted = _Losses(
         trainer.get_model(), None if is_own else lambda batch: trainer.calculate_train_batch_loss(batch)["loss"]
     )
     with job.undone(noted, data=job.train.dataset):
         _train_shortly(job, subset(job.train.dataset, size), _UPDATES)
     losses = [float(loss) for loss in noted.losses]
-    if len(losses) < 10:  # noqa: PLR2004  # too slow to tell
+    if len(losses) < 10:  # noqa: PLR2004  # too slow to judge
         return
     first, last = losses[0], sorted(losses[-10:])[4]
     rates = [
@@ -134,7 +134,7 @@ def check_learning(job: Job, *, is_scheduled: bool) -> Iterator[Finding]:
     if not are_finite or last > _GROWN * abs(first) + 1:
         yield noticed(
             "rate-too-high",
-            f"Trained on one batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
+            f"Trained on a single batch at the learning rate {max(rates):.3g}, the loss grows from {first:.3g} to "
             f"{last:.3g} in {len(losses)} updates.",
             "Search for a rate with pa_schedulers.find_learning_rate.",
             level,
@@ -142,40 +142,40 @@ def check_learning(job: Job, *, is_scheduled: bool) -> Iterator[Finding]:
     elif fall < _ENOUGH * abs(first):
         yield noticed(
             "batch-not-learnt",
-            f"Trained on one batch of {size} samples at the learning rate {max(rates):.3g}, the loss goes from "
-            f"{first:.4g} to {last:.4g} in {len(losses)} updates.",
-            "Search for a rate with pa_schedulers.find_learning_rate; if none helps, look for what keeps the model "
-            "from it.",
+            f"The model cannot memorise a single batch of {size} samples: at the learning rate {max(rates):.3g}, the "
+            f"loss goes from {first:.4g} to {last:.4g} in {len(losses)} updates.",
+            "Search for a rate with pa_schedulers.find_learning_rate; if no rate helps, look for a bug that "
+            "keeps the model from learning.",
             level if fall < _NOTHING * abs(first) else "note",
         )
     elif _is_other_in_evaluation(first, last, noted) and not _has_slow_norms(trainer.get_model()):
         yield noticed(
             "evaluation-unlike-training",
-            f"Trained on one batch, the loss goes from {first:.4g} to {last:.4g}; in evaluation mode, the loss of this "
-            f"very batch is {noted.in_evaluation:.4g}.",
-            "Look at what forward() does by self.training: dropout has to scale what it keeps, and evaluations need "
-            "the same outputs and statistics as the training.",
+            f"The model behaves differently in evaluation mode: trained on a single batch, the loss goes from "
+            f"{first:.4g} to {last:.4g}, but in evaluation mode, the loss of this batch is {noted.in_evaluation:.4g}.",
+            "Look for code in forward() that depends on self.training: dropout has to scale the numbers that it keeps, "
+            "and evaluations need the same outputs and statistics as the training.",
         )
 
 
 def _is_other_in_evaluation(first: float, last: float, noted: _Losses) -> bool:
-    """Whether a batch is learnt in training mode only, and the last update has not thrown off both modes."""
+    """Whether a batch is learnt in training mode only, and the last update has not spoilt both modes."""
     is_learnt = max(last, noted.in_training) < _WELL * first
     return is_learnt and noted.in_evaluation > _BADLY * first
 
 
 def _has_slow_norms(model: nn.Module) -> bool:
-    """Whether running statistics need more batches than these."""
+    """Whether running statistics need more batches than this short training has."""
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     return any(module.momentum is None or module.momentum < _USUAL_MOMENTUM for module in norms)
 
 
 def dependence(inputs: Tensor, targets: Tensor) -> float:
-    """Return how much more inputs and targets have to do with each other than shuffled ones, in standard deviations.
+    """Return how much more inputs and targets depend on each other than after shuffling, in standard deviations.
 
     Args:
         inputs: A table of numbers, with a row for each sample.
-        targets: Another one.
+        targets: A table of numbers, with a row for each sample.
     """
     table, wanted = _standardised(inputs), _standardised(targets)
     linear = table @ table.T / table.shape[1]
@@ -238,26 +238,26 @@ def _are_unrelated(inputs: Tensor, targets: Tensor) -> bool:
 
 
 def check_rows(rows: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Finding]:
-    """Yield a finding if what a step compares outputs with has nothing to do with what the model gets.
+    """Yield a finding if the targets of the outputs are independent of the inputs of the model.
 
     Args:
-        rows: Of each step, what the model got and what its output was compared with.
+        rows: For each step, the inputs of the model and the targets of its outputs.
     """
     if len({(inputs.shape[1:], targets.shape[1:], targets.dtype) for inputs, targets in rows}) != 1:
         return
     targets = torch.cat([targets for _, targets in rows])
-    is_fixed = len(rows) > 1 and torch.equal(rows[0][1], rows[1][1])  # such as the positions in a batch
+    is_fixed = len(rows) > 1 and torch.equal(rows[0][1], rows[1][1])  # such as positions in a batch
     if len(targets) >= _FEWEST and not is_fixed and _are_unrelated(torch.cat([inputs for inputs, _ in rows]), targets):
         yield noticed(
             "targets-unrelated-to-inputs",
-            f"In {len(targets)} samples of the first steps, what the loss compares outputs with is independent of what "
-            "the model gets, as far as four tests tell: nothing can be learnt that is better than a constant.",
+            f"In {len(targets)} samples of the first steps, the targets of the loss look independent of the inputs of "
+            "the model (by four statistical tests), so the model can learn nothing better than a constant.",
             _ADVICE,
         )
 
 
 class _OtherTargets(Dataset[Any]):
-    """Samples with the targets of other ones."""
+    """Samples with the targets of other samples."""
 
     def __init__(self, data: Any, positions: Sequence[int], shift: int) -> None:
         self._data, self._positions, self._shift = data, positions, shift
@@ -273,10 +273,10 @@ class _OtherTargets(Dataset[Any]):
 
 
 def check_relation(job: Job) -> Iterator[Finding]:
-    """Yield a finding if targets have nothing to do with inputs: tests say so, and the model cannot tell them apart.
+    """Yield a finding if targets are independent of inputs, by statistical tests and for a trained model.
 
     Args:
-        job: The run, whose data has positions.
+        job: The run, whose dataset has positions.
     """
     train = job.train
     inputs, targets = inputs_of(train), targets_of(train)
@@ -295,8 +295,8 @@ def check_relation(job: Job) -> Iterator[Finding]:
     if own > float(others.mean() - _BETTER * others.std()):
         yield noticed(
             "targets-unrelated-to-inputs",
-            f"Targets look independent of inputs: four tests on {min(len(targets), _MOST)} samples see no relation, "
-            f"and after a short training the loss of {len(held)} other samples is {own:.4g}, where permuted targets "
-            f"have {float(others.min()):.4g} to {float(others.max()):.4g}.",
+            f"Targets look independent of inputs: four statistical tests on {min(len(targets), _MOST)} samples find no "
+            f"relation, and after a short training the loss of {len(held)} other samples is {own:.4g}, no better than "
+            f"{float(others.min()):.4g} to {float(others.max()):.4g} with permuted targets.",
             _ADVICE,
         )

@@ -1,4 +1,4 @@
-"""What losses need of their outputs and targets."""
+"""Checks of the outputs and targets of losses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DISTANCES = ("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 _FEW, _MANY, _TOLERANCE, _ROUGHLY, _HALF = 4, 16, 1e-3, 0.05, 2
 
 _MANY_OUTPUTS = 20
-"""Times as many as classes: what is left of a model for other classes, and not a vocabulary."""
+"""How many times as many outputs as classes: such a layer is left over from other classes, and is not a vocabulary."""
 
 _NEARLY_ALL, _IMPROBABLE = 0.9, 20.0
 
 _OVERFLOWS = (128, 256)
 
 _FAR = 100.0
-"""Times the loss of a constant."""
+"""How many times the loss of a constant."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "Abs": (0.0, torch.inf),
@@ -40,12 +40,12 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "Softplus": (0.0, torch.inf),
     "Tanh": (-1.0, 1.0),
 }
-"""What results of operations never leave."""
+"""The ranges of the results of operations."""
 
 _SOME, _MOST = 0.05, 0.5
 
 _RATIO = 2.0
-"""How many times as much a frequent class counts as a rare one, which is hardly an accident."""
+"""How many times as much a frequent class counts as a rare class, which is hardly an accident."""
 
 _FEWEST_SEQUENCES, _LONG = 8, 3
 
@@ -53,7 +53,7 @@ _NUMBERED_FROM_0 = "Number the classes from 0, or change the number of outputs."
 
 
 def check_loss(call: FunctionCall) -> Iterator[Finding]:
-    """Yield what is wrong with a call of a loss function.
+    """Yield findings about a call of a loss function.
 
     Args:
         call: The call.
@@ -108,7 +108,7 @@ def _check_binary(call: FunctionCall) -> Iterator[Finding]:
 
 
 def check_sigmoid(calls: list[FunctionCall]) -> Iterator[Finding]:
-    """Yield a finding if what is called logits are probabilities.
+    """Yield a finding if the outputs for a loss of logits are probabilities.
 
     Args:
         calls: The calls of loss functions in the first steps.
@@ -121,8 +121,8 @@ def check_sigmoid(calls: list[FunctionCall]) -> Iterator[Finding]:
         return
     yield noticed(
         "sigmoid-before-bce-with-logits",
-        f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, and the loss applies a "
-        "sigmoid itself: predictions cannot get below 0.5.",
+        f"All outputs lie between 0 and 1, from {outputs.min():.3g} to {outputs.max():.3g}, but the loss applies a "
+        "sigmoid itself, so predictions are never below 0.5.",
         "Leave the sigmoid out of the model, or use BCELoss.",
     )
 
@@ -164,7 +164,7 @@ def _check_classes(call: FunctionCall) -> Iterator[Finding]:
     elif call.name == "cross_entropy" and are_probabilities and num_classes > 1:
         yield noticed(
             "softmax-before-cross-entropy",
-            "The outputs are positive and add up to 1, and cross_entropy applies a softmax itself: the loss cannot get "
+            "The outputs are positive and add up to 1, but cross_entropy applies a softmax itself: the loss cannot get "
             f"below {math.log(math.e + num_classes - 1) - 1:.2g}.",
             "Leave the softmax out of the model; apply it to predictions.",
         )
@@ -175,11 +175,11 @@ def _check_classes(call: FunctionCall) -> Iterator[Finding]:
 
 
 def check_all_targets(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[Finding]:
-    """Yield what is wrong with the targets of many samples.
+    """Yield findings about the targets of many samples.
 
     Args:
         calls: The calls of loss functions in the first batch.
-        targets: The targets of many samples; None where samples have none.
+        targets: The targets of many samples; None if the samples have no targets.
     """
     if targets is None or targets.numel() < _FEW:
         return
@@ -187,9 +187,9 @@ def check_all_targets(calls: list[FunctionCall], targets: Tensor | None) -> Iter
     if are_used and bool((targets == targets.flatten()[0]).all()):
         yield noticed(
             "one-class",
-            f"All targets of {len(targets)} samples are {targets.flatten()[0]:.6g}.",
-            "Look at how the dataset makes its targets.",
-            "note" if all(call.name in _DISTANCES for call in calls) else "mistake",  # residuals are to be 0
+            f"All targets of {len(targets)} samples are equal: {targets.flatten()[0]:.6g}.",
+            "Look at how the dataset reads or computes its targets.",
+            "note" if all(call.name in _DISTANCES for call in calls) else "mistake",  # the target of residuals is 0
         )
     for call in calls:
         if call.name != "cross_entropy" or call.targets.dim() != 1 or call.targets.is_floating_point():
@@ -199,20 +199,21 @@ def check_all_targets(calls: list[FunctionCall], targets: Tensor | None) -> Iter
             yield noticed(
                 "outputs-more-than-classes",
                 f"The model has {num_classes} outputs, and the classes of {len(targets)} samples are below {used}.",
-                f"Replace the last layer by one with {used} outputs.",
+                f"Replace the last layer by a layer with {used} outputs.",
             )
         elif targets.dim() == 1 and used < _NEARLY_ALL * num_classes and _are_missing(targets, used, num_classes):
             yield noticed(
                 "classes-never-occur",
-                f"Among {len(targets)} samples there is none of the classes {used} to {num_classes - 1}, for which the "
-                "model has outputs."
+                f"The model has outputs for the classes {used} to {num_classes - 1}, but {len(targets)} samples have "
+                "no such targets."
                 + (f" {used - 1} is the largest number of a type such as uint8." if used in _OVERFLOWS else ""),
-                "Look at how targets are read and stored: an overflow, as of uint8 at 255, counts from 0 again.",
+                "Look at how targets are read and stored: after an overflow, such as of uint8 at 255, numbers start "
+                "from 0 again.",
             )
 
 
 def _are_missing(targets: Tensor, used: int, num_classes: int) -> bool:
-    """Whether classes as frequent as others would be among so many samples."""
+    """Whether so many samples would contain these classes if they were as frequent as the others."""
     return len(targets) * math.log(used / num_classes) < -_IMPROBABLE and int(targets.min()) >= 0
 
 
@@ -220,13 +221,13 @@ def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
     """Return the finding that outputs and targets have other shapes.
 
     Args:
-        outputs: Of the model.
-        targets: What they are compared with.
+        outputs: The outputs of the model.
+        targets: The targets that they are compared with.
     """
     return noticed(
         "targets-broadcast",
-        f"Outputs of shape {tuple(outputs.shape)} are compared with targets of shape {tuple(targets.shape)}: each with "
-        "each, not in pairs.",
+        f"Outputs of shape {tuple(outputs.shape)} are compared with targets of shape {tuple(targets.shape)}: each "
+        "output with each target, and not in pairs.",
         advise_on_targets(None, outputs, targets),
     )
 
@@ -246,7 +247,7 @@ def _wrong_type(call: FunctionCall, needed: str) -> Finding:
 def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str = _NUMBERED_FROM_0) -> Finding:
     return noticed(
         "targets-out-of-range",
-        f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, where the "
+        f"The targets of {call.name} lie between {float(targets.min()):.6g} and {float(targets.max()):.6g}, but the "
         f"loss needs {needed}.",
         do,
     )
@@ -255,17 +256,17 @@ def _out_of_range(call: FunctionCall, targets: Tensor, needed: str, do: str = _N
 def _far_from_guess(value: float, guess: float, measure: str, guessed: str) -> Finding:
     return noticed(
         "loss-at-start",
-        f"The {measure} begins at {value:.3g}, where a guess of {guessed} has {guess:.3g}.",
+        f"The {measure} begins at {value:.3g}, far above the {guess:.3g} of guessing {guessed}.",
         "Standardise the targets, or start with smaller weights in the last layer.",
     )
 
 
 def check_calls(calls: list[FunctionCall], targets: Tensor | None) -> Iterator[Finding]:
-    """Yield what is wrong with the calls of losses in a step.
+    """Yield findings about the calls of losses in a step.
 
     Args:
         calls: The calls.
-        targets: The targets of many samples; None where they are not known.
+        targets: The targets of many samples; None if they are not known.
     """
     for call in calls:
         if call.value is not None and all(bool(tensor.isfinite().all()) for tensor in _floats(call)):
@@ -284,7 +285,7 @@ def _check_log_probabilities(call: FunctionCall) -> Iterator[Finding]:
     if float(logs.max()) > _TOLERANCE:
         yield noticed(
             "log-probabilities-missing",
-            f"{call.name} needs the logarithms of probabilities, which are negative, and was given numbers from "
+            f"{call.name} needs logarithms of probabilities, which are negative, but got numbers from "
             f"{float(logs.min()):.3g} to {float(logs.max()):.3g}.",
             "Apply log_softmax to the outputs.",
         )
@@ -294,37 +295,35 @@ def _check_divergence(call: FunctionCall) -> Iterator[Finding]:
     targets = call.targets
     is_log: bool = call.arguments["log_target"]
     if is_log and float(targets.min()) >= 0 < float(targets.max()):
-        needed = "logarithms of probabilities, as log_target=True says"
-        yield _out_of_range(call, targets, needed, "Give it log_target=False.")
+        needed = "logarithms of probabilities because of log_target=True"
+        yield _out_of_range(call, targets, needed, "Pass log_target=False.")
     elif not is_log and float(targets.min()) < -_TOLERANCE:
-        yield _out_of_range(call, targets, "probabilities", "Give it log_target=True, or exponentials of them.")
+        yield _out_of_range(call, targets, "probabilities", "Pass log_target=True, or the exponentials.")
     elif "target" in call.made_by and "input" not in call.made_by:
         yield noticed(
             "loss-arguments-swapped",
-            "kl_div was given outputs that are trained as its target, and as its input some that are not.",
-            "Give it the logarithms of the trained outputs first, and what they are to become second.",
+            "The arguments of kl_div are swapped: its target is trained, and its input is not.",
+            "Pass the logarithms of the trained outputs as the input, and their goal as the target.",
         )
 
 
 def _check_signs(call: FunctionCall) -> Iterator[Finding]:
     if not bool((call.targets.abs() == 1).all()):
-        yield _out_of_range(call, call.targets, "-1 and 1", "Give it 2 * targets - 1 if they are 0 and 1.")
+        yield _out_of_range(call, call.targets, "-1 and 1", "Pass 2 * targets - 1 if the targets are 0 and 1.")
 
 
 def _check_counts(call: FunctionCall) -> Iterator[Finding]:
     targets = call.targets
     if float(targets.min()) < 0:
-        yield _out_of_range(
-            call, targets, "counts, which are not negative", "Give it counts that are not standardised."
-        )
+        yield _out_of_range(call, targets, "counts, which are not negative", "Pass counts that are not standardised.")
     elif call.arguments["log_input"] and call.made_by.get("input") in {"Exp", "Relu", "Softplus"}:
-        yield _activated(call, "outputs are the logarithms of the counts", "leave it out, or pass log_input=False")
+        yield _activated(call, "the loss needs the logarithms of the counts", "leave it out, or pass log_input=False")
 
 
 def _check_zeros_and_ones(call: FunctionCall) -> Iterator[Finding]:
     if float(call.targets.min()) < 0 or float(call.targets.max()) > 1:
         yield _out_of_range(
-            call, call.targets, "numbers from 0 to 1", "Give it (targets + 1) / 2 if they are -1 and 1."
+            call, call.targets, "numbers from 0 to 1", "Pass (targets + 1) / 2 if the targets are -1 and 1."
         )
 
 
@@ -334,13 +333,13 @@ def _check_blanks(call: FunctionCall) -> Iterator[Finding]:
     if targets.dim() > 1:
         targets = targets[torch.arange(targets.shape[1]) < lengths.cpu()[:, None]]
     if bool((targets == blank).any()):
-        yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "Give it labels from 1 on.")
+        yield _out_of_range(call, targets, f"labels that differ from the blank, {blank}", "Number the labels from 1.")
     if bool((inputs < lengths).any()):
         count = int((inputs < lengths).sum())
         yield noticed(
             "inputs-shorter-than-targets",
             f"{count} of {len(lengths)} samples have fewer steps than labels: ctc_loss cannot align them.",
-            "Look at input_lengths, which count the steps of the outputs; let the model shorten its inputs less.",
+            "Check that input_lengths count the steps of the outputs; let the model shorten its inputs less.",
         )
 
 
@@ -352,8 +351,8 @@ def _check_triplets(call: FunctionCall) -> Iterator[Finding]:
         ("positive and negative", positive, negative),
     ):
         if first.shape == other.shape and len(first) > 1 and bool((first == other).all()):
-            saw = f"{name.capitalize()} of all {len(first)} triplets are equal."
-            do = "Look at how triplets are made, and at what the model is called with."
+            saw = f"{name.capitalize()} are equal in all {len(first)} triplets."
+            do = "Check how triplets are made, and that the model gets their three parts."
             yield noticed("triplets-of-equals", saw, do)
 
 
@@ -363,8 +362,9 @@ def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
     if outputs.shape[dimension] == 1:
         yield noticed(
             "one-output-for-classes",
-            f"{call.name} was given one output a sample, whose softmax is always 1: the loss is 0, or says nothing.",
-            "Use BCEWithLogitsLoss, or as many outputs as classes.",
+            f"{call.name} got a single output for each sample, whose softmax is always 1, so the loss is 0 or "
+            "meaningless.",
+            "Use BCEWithLogitsLoss, or an output for each class.",
         )
     elif targets.is_floating_point() and targets.shape == outputs.shape:
         sums = targets.double().sum(dimension)
@@ -372,18 +372,19 @@ def _check_probabilities(call: FunctionCall) -> Iterator[Finding]:
         if wrong > _SOME or float(targets.min()) < 0:
             yield noticed(
                 "targets-not-probabilities",
-                f"Targets of cross_entropy are probabilities that sum to 1; in {wrong:.0%} of the samples they sum to "
+                f"cross_entropy needs targets that sum to 1 in each sample; in {wrong:.0%} of the samples they sum to "
                 f"other numbers, from {float(sums.min()):.3g} to {float(sums.max()):.3g}.",
-                "Use BCEWithLogitsLoss if a sample may have several labels (multi-label), else normalise the targets.",
+                "Use BCEWithLogitsLoss if a sample may have several labels (multi-label); otherwise normalise the "
+                "targets.",
             )
     if call.arguments.get("label_smoothing", 0.0) >= _MOST:
         smoothing = call.arguments["label_smoothing"]
-        saw = f"Label smoothing of {smoothing:g} leaves less than half of the weight to the right class."
-        yield noticed("label-smoothing-too-high", saw, "Smooth by about 0.1.")
+        saw = f"label_smoothing={smoothing:g} leaves less than half of the weight to the right class."
+        yield noticed("label-smoothing-too-high", saw, "Pass about 0.1.")
 
 
 def _check_padding(call: FunctionCall) -> Iterator[Finding]:
-    """Look for sequences of classes that end with runs of one that no mask leaves out."""
+    """Look for sequences of classes that end with runs of the same class, which no mask leaves out."""
     targets = call.targets
     is_summed = call.arguments["reduction"] != "none" and call.arguments["weight"] is None
     if targets.is_floating_point() or targets.dim() != 2 or not is_summed or len(targets) < _FEWEST_SEQUENCES:  # noqa: PLR2004  # of sequences
@@ -399,8 +400,8 @@ def _check_padding(call: FunctionCall) -> Iterator[Finding]:
     if share_in_runs == 1.0 and are_many and len(set(map(int, runs))) >= _LONG and int(runs.max()) < length:
         yield noticed(
             "padding-in-the-loss",
-            f"{float((runs > 0).double().mean()):.0%} of the sequences of targets end with {int(padding)}s, which "
-            "occur nowhere else, as padding does, and the loss counts them.",
+            f"The loss counts padding: {float((runs > 0).double().mean()):.0%} of the sequences of targets end with "
+            f"several {int(padding)}, which occur nowhere else.",
             f"Pass ignore_index={int(padding)}, or pad targets with -100.",
         )
 
@@ -408,7 +409,7 @@ def _check_padding(call: FunctionCall) -> Iterator[Finding]:
 def _check_logits(call: FunctionCall) -> Iterator[Finding]:
     operation = call.made_by.get("input", "")
     needed = {
-        "Relu": "the loss applies a softmax or sigmoid to numbers of any sign, and negative ones are cut off",
+        "Relu": "the loss applies a softmax or sigmoid to numbers of any sign, and negative numbers are cut off",
         "Tanh": "the loss applies a softmax or sigmoid itself, and numbers between -1 and 1 never make it certain",
         "Sigmoid": "the loss applies a softmax or sigmoid itself, and numbers between 0 and 1 never make it certain",
     }
@@ -419,7 +420,7 @@ def _check_logits(call: FunctionCall) -> Iterator[Finding]:
 def _activated(call: FunctionCall, why: str, do: str) -> Finding:
     return noticed(
         "activation-before-loss",
-        f"The input of {call.name} is the result of a {call.made_by['input'].lower()}; but {why}.",
+        f"The input of {call.name} is the result of a {call.made_by['input'].lower()}, but {why}.",
         f"Look at the last activation: {do}.",
     )
 
@@ -433,7 +434,7 @@ def _check_bounds(call: FunctionCall) -> Iterator[Finding]:
         return
     yield noticed(
         "targets-out-of-reach",
-        f"The outputs are the results of a {operation.lower()}, between {low:g} and {high:g}, and {outside:.0%} of the "
+        f"The outputs are the results of a {operation.lower()}, between {low:g} and {high:g}, but {outside:.0%} of the "
         f"targets lie outside of that range: they go from {float(targets.min()):.4g} to {float(targets.max()):.4g}.",
         "Scale the targets into the range, or leave the activation out.",
         "mistake" if outside > _MOST else "warning",
@@ -455,7 +456,7 @@ def _check_weights(call: FunctionCall, targets: Tensor | None) -> Iterator[Findi
 
 
 def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator[Finding]:
-    """Look whether what is rare counts less: weights that rise with frequencies, or are on the same side of 1."""
+    """Look for weights that rise with frequencies, or are on the same side of 1, so that rare classes count less."""
     is_known = (weights > 0) & (frequencies > 0) & frequencies.isfinite()
     logs, of_classes = weights[is_known].log(), frequencies[is_known].log()
     if name == "weight" and len(logs) > 1:
@@ -469,16 +470,16 @@ def _check_inverted(name: str, weights: Tensor, frequencies: Tensor) -> Iterator
     if alike > 0.8 and product > 0.2 * size:  # noqa: PLR2004  # nearly parallel, and not flat
         yield noticed(
             "class-weights-inverted",
-            f"{name} gives rare classes a lower weight than frequent ones: {_shown(weights)} for classes with the "
+            f"{name} gives rare classes a lower weight than frequent classes: {_shown(weights)} for classes with the "
             f"relative frequencies {_shown(frequencies)}.",
-            "Take the inverse: negatives / positives as pos_weight, or 1 / frequency as weight, which make up for the "
-            "imbalance.",
+            "Invert the weights to compensate for the imbalance: pass negatives / positives as pos_weight, or "
+            "1 / frequency as weight.",
         )
 
 
 def _shown(numbers: Tensor) -> str:
     first = ", ".join(f"{number:.3g}" for number in map(float, numbers[:4]))
-    return f"{first}, ..." if len(numbers) > 4 else first  # noqa: PLR2004  # as shown
+    return f"{first}, ..." if len(numbers) > 4 else first  # noqa: PLR2004  # the numbers in first
 
 
 _CHECKS: Mapping[str, tuple[Callable[[FunctionCall], Iterator[Finding]], ...]] = {

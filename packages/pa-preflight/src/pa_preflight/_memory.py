@@ -1,4 +1,4 @@
-"""The memory of an update, from one that is made with tensors that have no values."""
+"""Predicts the memory of an update, by making it with tensors that have no values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pa_preflight._tensors import parameters_of, tensors_in, with_tensors
 from pa_preflight._torch import FakeMode, fake_mode, value_errors, watching, with_values
 
 _BLOCK = 512
-"""What torch rounds up to on an accelerator."""
+"""The size to which torch rounds memory up on an accelerator."""
 
 _LSTM, _LSTM_BACKWARD = "aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"
 
@@ -32,11 +32,11 @@ _ITEM = "aten._local_scalar_dense.default"
 
 @dataclass(frozen=True)
 class TracedUpdate:
-    """Memory in bytes.
+    """The memory of an update in bytes.
 
     Attributes:
-        activations: What the forward pass of a batch leaves for its backward pass.
-        peak: The most at one time.
+        activations: The memory that the forward pass of a batch keeps for its backward pass.
+        peak: The most at the same time.
         peak_on_accelerator: The most in blocks of an accelerator, where optimizers work on all parameters at once.
     """
 
@@ -49,11 +49,11 @@ def trace_update(trainer: Trainer[Any, Any, Any, Any], batch: Any) -> TracedUpda
     """Make an update without values, and return its memory.
 
     Args:
-        trainer: The trainer, in the run; afterwards it is as it was.
+        trainer: The trainer, in the run; it is restored afterwards.
         batch: The batch.
 
     Raises:
-        Exception: An operation cannot do without values.
+        Exception: An operation needs values.
     """
     mode = fake_mode()
     with with_methods(trainer, log=ignore):
@@ -95,9 +95,9 @@ def _trace(trainer: Trainer[Any, Any, Any, Any], batch: Any, mode: FakeMode, val
 
 
 def _make_gradients(trainer: Trainer[Any, Any, Any, Any], batch: Any, live: _LiveStorages, values: _Values) -> int:
-    """Go forward and backward as often as makes a difference, and return what is kept in between."""
+    """Run forward and backward passes until the memory repeats, and return the memory between the passes."""
     activations, parts = 0, trainer.run_config.gradient_accumulation_steps
-    for _ in range(min(parts, 2)):  # from the second one on, gradients are there
+    for _ in range(min(parts, 2)):  # the second pass adds to existing gradients
         before = live.now
         with values.of_step():
             loss = trainer.calculate_train_batch_loss(batch)["loss"] / parts
@@ -116,16 +116,17 @@ def _step(trainer: Trainer[Any, Any, Any, Any], values: _Values) -> None:
 
 
 def _work_at_once(optimizers: Iterable[Optimizer]) -> None:
-    """Let optimizers do what is their default on an accelerator."""
+    """Give optimizers their default on an accelerator, which is to update all parameters at once."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 class _Values:
-    """The numbers and shapes that follow from values, as of ``item()`` and masks.
+    """The numbers and shapes that follow from values, such as the result of ``item()`` and the size of a mask.
 
-    A step with values tells them to one without. Optimizers only scale by the numbers that they read: any number does.
+    A step with values records them for a step without. Optimizers only scale by the numbers that they read, so any
+    number works.
     """
 
     def __init__(self, mode: FakeMode) -> None:
@@ -211,7 +212,7 @@ class _LiveStorages:
         if str(operation) == _LSTM:
             self._add(result[-1], _bytes_of_lstm(args))
         elif str(operation) == _LSTM_BACKWARD:
-            _, *weights, _hidden, _cells, states = args[:8]  # oneDNN puts gates, states and weights into other orders
+            _, *weights, _hidden, _cells, states = args[:8]  # oneDNN reorders gates, states and weights
             self._rise(6 * states.nbytes + 2 * sum(weight.nbytes for weight in weights))
         self.add(tensors_in((*args, result)))
 
@@ -247,7 +248,7 @@ class _LiveStorages:
 
 
 def _bytes_of_lstm(args: Sequence[Any]) -> int:
-    """What a layer of an LSTM keeps on a CPU, which the operation without values leaves out: from short sequences."""
+    """Return the memory that a layer of an LSTM keeps on a CPU, which the operation without values leaves out."""
 
     def kept(steps: int) -> int:
         with with_values():
@@ -263,7 +264,7 @@ def _bytes_of_lstm(args: Sequence[Any]) -> int:
 
 @contextmanager
 def _kept(owners: Iterable[object]) -> Generator[None]:
-    """Restore the attributes of objects, and what their lists, dictionaries and sets have, such as parameters."""
+    """Restore the attributes of objects, and the content of their lists, dictionaries and sets, such as parameters."""
     kept = [(owner, dict(vars(owner)), [*_contents(vars(owner).values())]) for owner in owners]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Layers, parameters and flags of a model, before and after some updates."""
+"""Checks of layers, parameters and flags of a model, before and after some updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pa_preflight._tensors import parameters_of
 _SHOWN = 3
 
 _USUAL_DECAY = 0.01
-"""The default of AdamW; a note in nearly every script would be read by nobody."""
+"""The default of AdamW; a note about it in nearly every script would be noise."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -52,12 +52,12 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 def check_model(
     model: nn.Module, modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the parameters that are trained.
+    """Yield findings about the trained parameters.
 
     Args:
         model: The model.
-        modules: What else the trainer has, such as a loss function.
-        optimizers: By name.
+        modules: Further modules of the trainer, such as a loss function.
+        optimizers: The optimizers by name.
     """
     groups: list[dict[str, Any]] = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     trained = set(map(id, parameters_of(optimizers.values())))
@@ -66,28 +66,28 @@ def check_model(
     if left_out and len(left_out) == sum(parameter.requires_grad for parameter in names.values()):
         yield noticed(
             "optimizer-of-another-model",
-            f"The optimizer has {len(trained)} parameters, and none of them is one of the model's.",
-            "Make the optimizer with model.parameters() of the model that the trainer gets, and after it is complete.",
+            f"The optimizer trains another model: it has {len(trained)} parameters, and the model has none of them.",
+            "Make the optimizer with model.parameters() of the trainer's model, after the model is complete.",
         )
     elif left_out:
         yield noticed(
             "parameters-outside-optimizer",
-            f"{they_are(left_out)} not frozen, and in no optimizer: they keep their first values.",
-            "Make the optimizer after the last layer was put in place, or freeze them with requires_grad_(False).",
+            f"{they_are(left_out)} not frozen, but in no optimizer, so they never change.",
+            "Make the optimizer after the last layer of the model, or freeze them with requires_grad_(False).",
         )
     frozen = [name for name, parameter in names.items() if not parameter.requires_grad and id(parameter) in trained]
     if frozen:
         yield noticed(
             "frozen-in-optimizer",
-            f"{they_are(frozen)} frozen, and in an optimizer.",
-            "If they are to be trained, call requires_grad_(True).",
+            f"{they_are(frozen)} frozen, although in an optimizer.",
+            "If you want to train them, call requires_grad_(True).",
         )
     half = [name for name, parameter in names.items() if parameter.requires_grad and parameter.dtype in _HALF]
     if half:
         yield noticed(
             "half-precision-weights",
-            f"{listed(half)}: trained weights of {names[half[0]].dtype} lose updates that are less than about a "
-            "hundredth of them, or a thousandth with float16.",
+            f"{listed(half)}: rounding removes updates of {names[half[0]].dtype} weights below about a hundredth "
+            "of the weight, or a thousandth with float16.",
             'Keep the weights in float32, and pass mixed_precision="bf16" to the trainer.',
         )
     norms = [module for root in (model, *modules) for module in root.modules() if isinstance(module, _NORMS)]
@@ -99,24 +99,24 @@ def check_model(
             "weight-decay-on-norms",
             f"Weight decay of {float(decayed[0]['weight_decay']):g} also pulls biases and the weights of norm layers "
             "to 0.",
-            "Move them to another parameter group, with weight_decay=0, as most recipes do.",
+            "Move them to a parameter group with weight_decay=0, as most recipes do.",
         )
 
 
 def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smallest_batch: int) -> Iterator[Finding]:
-    """Yield a finding if BatchNorm layers get one sample.
+    """Yield a finding if BatchNorm layers get a batch of a single sample.
 
     Args:
         in_training: The kinds of layers that are in training mode.
         batch_size: The number of samples in a batch.
-        smallest_batch: The number in the smallest one.
+        smallest_batch: The number of samples in the smallest batch.
     """
     needing = BATCH_NORMS if batch_size == 1 else (nn.BatchNorm1d,)
     if smallest_batch == 1 and any(issubclass(kind, needing) for kind in in_training):
         yield noticed(
             "batch-of-one-with-batch-norm",
             f"The model has BatchNorm layers, and {'batches' if batch_size == 1 else 'the last batch of an epoch'} of "
-            "one sample: there is nothing to take a mean over.",
+            "a single sample, which has no variance.",
             "Use larger batches, drop_last=True in train_dataloader_kwargs, or GroupNorm.",
         )
 
@@ -125,26 +125,26 @@ def not_in_training_mode(do: str) -> Finding:
     """Return the finding that a model is in evaluation mode where it is trained.
 
     Args:
-        do: What to change.
+        do: The advice.
     """
-    saw = "The model is in evaluation mode in training: dropout is off, and BatchNorm learns no statistics."
+    saw = "The model is in evaluation mode while it is trained: dropout is off, and BatchNorm learns no statistics."
     return noticed("not-in-training-mode", saw, do)
 
 
 def check_progress(rates: Sequence[Sequence[float]], updates: int, *, has_changed: bool, do: str) -> Iterator[Finding]:
-    """Yield a finding if nothing learns: by a learning rate of zero, or for another reason.
+    """Yield a finding if no parameter changes, because of a learning rate of zero or for another reason.
 
     Args:
         rates: The learning rates of each update.
-        updates: How many updates there were.
+        updates: The number of updates.
         has_changed: Whether they have changed a parameter.
-        do: What to change if they have not, though the rate is not zero.
+        do: The advice if no parameter has changed, though the rate is not zero.
     """
     if rates and not any(rate for of_update in rates for rate in of_update):
         yield noticed(
             "rate-is-zero",
             f"The learning rate is 0 in the first {updates} updates.",
-            "Look at the optimizer's lr, and at what the scheduler multiplies it with.",
+            "Look at the optimizer's lr, and at the factor of the scheduler.",
         )
     elif not has_changed:
         yield noticed("weights-do-not-change", f"No parameter has changed after {updates} updates.", do)
@@ -157,8 +157,8 @@ def check_gradients(
 
     Args:
         model: The model.
-        without_gradient: The identities of parameters without one.
-        may_be_left_out: Whether batches choose if they use a parameter of this name; by default none may be.
+        without_gradient: The identities of the parameters without a gradient.
+        may_be_left_out: Whether batches decide whether to use a parameter of this name; by default, none do.
     """
     names = [name for name, parameter in model.named_parameters() if id(parameter) in without_gradient]
     unexplained = [name for name in names if not may_be_left_out(name)]
@@ -166,14 +166,14 @@ def check_gradients(
     if names:
         yield noticed(
             "parameters-without-gradient",
-            f"{listed(names)} got no gradient in the first updates.",
-            "Look for a layer that forward() does not call, for detach() and no_grad(); or freeze them.",
-            "note" if all(map(_is_of_library, holders)) else "mistake",  # as the pooler of an encoder
+            f"{listed(names)} got no gradient in the first updates, so they are not trained.",
+            "Look for a layer that forward() does not call, and for detach() and no_grad(); or freeze them.",
+            "note" if all(map(_is_of_library, holders)) else "mistake",  # such as the pooler of an encoder
         )
 
 
 def _holder_of_unused(model: nn.Module, name: str, without_gradient: set[int]) -> nn.Module:
-    """Return the smallest module around a parameter without a gradient that has others with one."""
+    """Return the smallest module around a parameter without a gradient whose other parameters have gradients."""
     while name:
         name = name.rpartition(".")[0]
         holder = model.get_submodule(name)
@@ -183,7 +183,7 @@ def _holder_of_unused(model: nn.Module, name: str, without_gradient: set[int]) -
 
 
 def _is_of_library(module: nn.Module) -> bool:
-    """Whether the class of a module was installed, and is not one of torch's, which scripts put together."""
+    """Whether the class of a module was installed, and is not a class of torch, from which scripts build models."""
     name = type(module).__module__
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     return not name.startswith("torch.") and "-packages" in file
@@ -191,7 +191,7 @@ def _is_of_library(module: nn.Module) -> bool:
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Put a model into evaluation mode, and afterwards each of its modules into the mode that it had.
+    """Put a model into evaluation mode, and afterwards restore the mode of each of its modules.
 
     Args:
         model: The model.
@@ -206,10 +206,10 @@ def in_evaluation_mode(model: nn.Module) -> Generator[None]:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names, and how many more there are.
+    """Return the first names, and the number of further names.
 
     Args:
-        names: At least one.
+        names: At least one name.
     """
     rest = len(names) - _SHOWN
     shown = names if rest <= 1 else names[:_SHOWN]
@@ -220,7 +220,7 @@ def they_are(names: list[str]) -> str:
     """Return the first names as the subject of a sentence.
 
     Args:
-        names: At least one.
+        names: At least one name.
     """
     return f"{listed(names)} {'is' if len(names) == 1 else 'are'}"
 
@@ -244,7 +244,7 @@ def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def check_layers(model: nn.Module) -> Iterator[Finding]:
-    """Yield what is wrong with the layers of a model.
+    """Yield findings about the layers of a model.
 
     Args:
         model: The model, before the run.
@@ -257,7 +257,7 @@ def check_layers(model: nn.Module) -> Iterator[Finding]:
 
 
 def _check_flags(model: nn.Module) -> Iterator[Finding]:
-    """Attributes that look like requires_grad, and that nobody reads."""
+    """Look for attributes that look like requires_grad, and have no effect."""
     for name, module in named_layers(model):
         held = cast("dict[str, object]", vars(module))
         replaced = [
@@ -267,7 +267,7 @@ def _check_flags(model: nn.Module) -> Iterator[Finding]:
             yield noticed(
                 "flag-without-effect",
                 f"{name or 'The model'}, a {type(module).__name__}, has an attribute {flag} = {held[flag]}, which "
-                "changes nothing: its parameters are trained as before.",
+                "has no effect: its parameters are trained as before.",
                 "Call requires_grad_(False) to freeze a module, and eval() for its mode.",
             )
             return
@@ -289,15 +289,15 @@ def _check_dropout(model: nn.Module) -> Iterator[Finding]:
         if isinstance(module, _DROPOUTS) and module.p > _MOST_DROPPED:
             yield noticed(
                 "unusual-option",
-                f"{name or 'The model'} drops {100 * module.p:.0f} % of its inputs.",
-                "Pass the share that is dropped, such as 0.1: some libraries take the share that is kept.",
+                f"{name or 'The model'} drops {100 * module.p:.0f} % of its inputs, nearly all of them.",
+                "Pass the fraction to drop, such as 0.1; some libraries expect the fraction to keep.",
             )
             return
         if isinstance(module, nn.RNNBase) and module.num_layers == 1 and module.dropout:
             yield noticed(
                 "unusual-option",
-                f"{name or 'The model'} has dropout={module.dropout:g} and one layer, and drops nothing: this dropout "
-                "is between layers.",
+                f"{name or 'The model'} has dropout={module.dropout:g} and a single layer, so it drops nothing: this "
+                "dropout is between layers.",
                 "Add nn.Dropout after it, or a second layer.",
             )
             return
@@ -310,15 +310,15 @@ def _check_repeated(model: nn.Module) -> Iterator[Finding]:
             if len({id(layer) for layer in layers}) < len(layers):
                 yield noticed(
                     "layer-repeated",
-                    f"{name or 'The model'} has {len(layers)} layers with weights, and only "
-                    f"{len({id(layer) for layer in layers})} different ones: the others are the same layers again.",
-                    "Make a new layer each time, [make() for _ in range(n)] instead of [layer] * n.",
+                    f"{name or 'The model'} has {len(layers)} layers with weights, but only "
+                    f"{len({id(layer) for layer in layers})} are different: the others are the same layers again.",
+                    "Make a new layer each time: [make() for _ in range(n)] instead of [layer] * n.",
                 )
                 return
 
 
 def batches_of_norms(model: nn.Module) -> dict[str, int]:
-    """Return how many batches the running statistics of frozen batch norm have seen.
+    """Return the number of batches in the running statistics of frozen batch norm layers.
 
     Args:
         model: The model.
@@ -332,18 +332,18 @@ def batches_of_norms(model: nn.Module) -> dict[str, int]:
 
 
 def check_frozen_norms(model: nn.Module, before: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield a finding if the statistics of frozen batch norm have moved.
+    """Yield a finding if the statistics of frozen batch norm layers have changed.
 
     Args:
         model: The model, after some updates.
-        before: What `batches_of_norms` has returned before them.
+        before: The return value of `batches_of_norms` before them.
     """
     moving = [name for name, count in batches_of_norms(model).items() if count > before.get(name, count)]
-    if moving:  # statistics of other data may be wanted, with the weights as they are
+    if moving:  # perhaps on purpose, to adapt the statistics alone
         yield noticed(
             "frozen-norm-moves",
             f"{they_are(moving)} frozen, but in training mode: running means and variances still follow the batches.",
-            "Call eval() on frozen BatchNorm layers, too; the trainer leaves such parts in evaluation mode.",
+            "Call eval() on frozen BatchNorm layers too; the trainer does not change their mode.",
         )
 
 
@@ -356,8 +356,8 @@ def _check_values(model: nn.Module) -> Iterator[Finding]:
         if not largest < _MOST_WEIGHT:
             yield noticed(
                 "weights-not-initialised",
-                f"The largest weight of {name} is {largest:.3g}.",
-                "Initialise it: torch.empty() has the numbers that are in memory. Look for NaN in a checkpoint.",
+                f"{name} is not initialised or broken: its largest weight is {largest:.3g}.",
+                "Initialise it: torch.empty() contains arbitrary numbers. Look for NaN in a checkpoint.",
             )
             return
 
@@ -377,7 +377,7 @@ def check_units(model: nn.Module) -> Iterator[Finding]:
     if alike:
         yield noticed(
             "units-are-identical",
-            f"All units of {listed(alike)} have the same weights, and keep them: they compute the same, "
+            f"All units of {listed(alike)} have the same weights, and stay the same: they compute the same outputs "
             "and get the same gradients.",
             "Initialise weights at random, as torch does, and not with a constant.",
         )
@@ -407,7 +407,7 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
         if is_initial and momentum < _USUAL_MOMENTUM and left > _INITIAL_LEFT:
             saw = (
                 f"{name or 'The model'} has momentum={momentum:g}: after the {updates} batches of the run, "
-                f"{100 * left:.0f} % of its running statistics are the initial ones, which evaluations use."
+                f"{100 * left:.0f} % of its running statistics, which evaluations use, are still initial."
             )
         elif momentum >= _HARDLY_AVERAGED:
             saw = (
@@ -416,15 +416,13 @@ def check_running_statistics(model: nn.Module, updates: int) -> Iterator[Finding
             )
         else:
             continue
-        do = (
-            "Momentum is the share of the newest batch here, 0.1 by default; other libraries mean the share that stays."
-        )
+        do = "momentum is the fraction of the newest batch, 0.1 by default; other libraries mean the opposite."
         yield noticed("unusual-option", saw, do)
         return
 
 
 def _check_registered(model: nn.Module) -> Iterator[Finding]:
-    """Modules with weights that are held in lists and dicts, so that the model does not know them."""
+    """Look for modules with weights in lists and dicts, where the model does not find them."""
     known = {id(module) for module in model.modules()}
     for name, module in named_layers(model):
         for key, value in vars(module).items():
@@ -434,8 +432,8 @@ def _check_registered(model: nn.Module) -> Iterator[Finding]:
             if any(own.requires_grad for module in hidden for own in module.parameters()):
                 yield noticed(
                     "layers-not-registered",
-                    f"{'.'.join(filter(None, (name, key)))} has modules in a {type(value).__name__}, where the model "
-                    "does not find them: they are in none of parameters(), state_dict(), to() and train().",
+                    f"{'.'.join(filter(None, (name, key)))} has modules in a {type(value).__name__}, where torch does "
+                    "not find them: parameters(), state_dict(), to() and train() leave them out.",
                     "Use nn.ModuleList or nn.ModuleDict.",
                 )
                 return

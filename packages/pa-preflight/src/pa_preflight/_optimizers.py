@@ -1,4 +1,4 @@
-"""Options of optimizers, the learning rates of the whole run, and how far they can move the weights."""
+"""Checks of the options of optimizers, the learning rates of the whole run, and how far they can move the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     "step_size": "lr",
     "wd": "weight_decay",
 }
-"""What options are called elsewhere."""
+"""The names of options in other libraries."""
 
 _OF_RUN = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
@@ -48,10 +48,10 @@ _PREVIEW = "Preview the schedule with pa_preflight.plan."
 
 
 def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the options of optimizers.
+    """Yield findings about the options of optimizers.
 
     Args:
-        optimizers: By name.
+        optimizers: The optimizers by name.
         has_schedulers: Whether the run has schedulers.
     """
     groups = [(optimizer, group) for optimizer in optimizers.values() for group in optimizer.param_groups]
@@ -61,8 +61,8 @@ def check_options(optimizers: Mapping[str, Optimizer], *, has_schedulers: bool) 
     if not has_schedulers and any("initial_lr" in group and not optimizer.state for optimizer, group in groups):
         yield noticed(
             "scheduler-not-given",
-            "A scheduler was made for the optimizer, and the run has none: the learning rate stays as it is.",
-            "Pass a function that makes it, create_scheduler_fn=lambda optimizer: ..., to train().",
+            "A scheduler was made for the optimizer, but the run does not have it, so the learning rate never changes.",
+            "Pass a function that makes the scheduler to train(): create_scheduler_fn=lambda optimizer: ...",
         )
 
 
@@ -75,7 +75,7 @@ def _check_names(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Fin
                 "option-without-effect",
                 f"A parameter group has {name}={group[name]:g}, which {type(optimizer).__name__} ignores; its {meant} "
                 f"is {_shown(group[meant])}.",
-                f"Call it {meant}.",
+                f"Name it {meant}.",
                 "mistake" if type(optimizer).__module__.startswith("torch.") else "warning",
             )
 
@@ -85,16 +85,16 @@ def _check_values(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[Fi
     if isinstance(optimizer, _ADAMS):
         betas: tuple[float, float] = group["betas"]
         if betas[1] < min(betas[0], _LEAST_BETA) or (betas[0] > betas[1] and betas[0] > _HIGH_MOMENTUM):
-            unusual.append(f"betas={betas}: the second one, of the squares, is usually the larger one, such as 0.999")
+            unusual.append(f"betas={betas}: the second, for the squares, is usually larger, such as 0.999")
         elif betas[0] > _HIGH_MOMENTUM:
-            unusual.append(f"betas={betas}: the first one averages over {1 / (1 - betas[0]):.0f} updates")
+            unusual.append(f"betas={betas}: the first averages over {1 / (1 - betas[0]):.0f} updates")
     momentum = group.get("momentum", 0)
     if isinstance(optimizer, SGD) and momentum > _HIGH_MOMENTUM:
         unusual.append(f"momentum={momentum:g}: the usual 0.9 averages over ten updates")
     if isinstance(optimizer, _ADAMS) and _shrinks(group):
-        unusual.append(f"eps={float(group['eps']):g}: it outweighs the gradients, whose size {kind} divides by")
+        unusual.append(f"eps={float(group['eps']):g}: it is larger than the gradients, by whose size {kind} divides")
     if group.get("maximize"):
-        unusual.append("maximize=True: the loss is to grow")
+        unusual.append("maximize=True, which makes the loss grow")
     for each in unusual:
         yield noticed(
             "unusual-option",
@@ -112,10 +112,10 @@ def _shown(value: object) -> str:
 
 
 class Movement:
-    """How far updates can move weights, relative to their size, at a rate of one: noted in the first updates.
+    """How far updates can move weights, relative to their size, at a learning rate of 1; recorded in the first updates.
 
     Args:
-        optimizers: By name.
+        optimizers: The optimizers by name.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -124,10 +124,10 @@ class Movement:
         self._names = {id(optimizer): name for name, optimizer in optimizers.items()}
 
     def note(self, optimizer: Optimizer) -> None:
-        """Look at gradients before an update.
+        """Record the gradients before an update.
 
         Args:
-            optimizer: What makes the update.
+            optimizer: The optimizer that makes the update.
         """
         name = self._names.get(id(optimizer), "")
         gradients = [parameter.grad for parameter in parameters_of([optimizer]) if parameter.grad is not None]
@@ -145,9 +145,9 @@ class Movement:
         """Yield a finding if the whole run moves no weight noticeably.
 
         Args:
-            planned: What the run is going to do.
-            clip_norm: The largest norm of the gradients; None for any.
-            clip_value: The largest element; None for any.
+            planned: The updates and rates of the run.
+            clip_norm: The largest norm of the gradients; None without clipping.
+            clip_value: The largest element; None without clipping.
         """
         if not self._is_known or not self._of_group or planned.updates < _FEWEST or not planned.rates:
             return
@@ -174,7 +174,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
-    """The sum of the rates of all updates, of which some are known."""
+    """Return the sum of the rates of all updates, if some rates are known."""
     known = list(points)
     spans = pairwise(known)
     covered = known[-1].update - known[0].update
@@ -183,13 +183,13 @@ def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
 
 
 def _reach(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> float | None:
-    """The relative change of a matrix by an update at a rate of one; 0 of others, None if it is not known."""
+    """Return the relative change of a matrix by an update at a rate of 1; 0 for others, None if it is unknown."""
     if parameter.dim() < 2:  # noqa: PLR2004  # biases may start at 0
         return 0.0
     size = _norm(parameter)
     if not size:
         return math.inf
-    if isinstance(optimizer, _ADAMS):  # which moves each number by up to the rate
+    if isinstance(optimizer, _ADAMS):  # they move each number by up to the rate
         return math.sqrt(parameter.numel()) / size
     if isinstance(optimizer, SGD) and parameter.grad is not None:
         lasting = (1 - float(group["dampening"])) / max(1 - float(group["momentum"]), 1e-6)
@@ -198,10 +198,10 @@ def _reach(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) ->
 
 
 def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterator[Finding]:
-    """Yield a finding if weight decay pulls stronger than gradients can.
+    """Yield a finding if weight decay pulls more strongly than gradients can.
 
     Args:
-        optimizers: By name, when gradients are there.
+        optimizers: The optimizers by name, when gradients are there.
         model: The model, whose names are shown.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -220,7 +220,7 @@ def check_decay(optimizers: Mapping[str, Optimizer], model: nn.Module) -> Iterat
                     f"weight_decay={decay:g} pulls {names.get(strongest, 'the weights')} to 0 "
                     f"{pulls[strongest]:.2g} times as strongly as "
                     f"{'an update' if is_decoupled else 'its gradient'} moves it.",
-                    "Use a usual one: 0.01 to 0.1 with AdamW, 0.0001 with SGD.",
+                    "Use a usual weight decay: 0.01 to 0.1 with AdamW, 0.0001 with SGD.",
                 )
                 return
 
@@ -233,11 +233,11 @@ def _pull(parameter: Tensor, *, is_decoupled: bool) -> float:
 
 
 def check_loss_weights(loss: object, optimizers: Mapping[str, Optimizer]) -> Iterator[Finding]:
-    """Yield a finding if the loss function has weights that nobody trains.
+    """Yield a finding if the loss function has weights that no optimizer trains.
 
     Args:
         loss: The loss function.
-        optimizers: By name.
+        optimizers: The optimizers by name.
     """
     trained = set(map(id, parameters_of(optimizers.values())))
     parameters = loss.named_parameters() if isinstance(loss, nn.Module) else ()
@@ -253,10 +253,10 @@ def check_loss_weights(loss: object, optimizers: Mapping[str, Optimizer]) -> Ite
 
 
 def check_schedules(planned: PlannedRun) -> Iterator[Finding]:
-    """Yield what is wrong with schedules.
+    """Yield findings about schedules.
 
     Args:
-        planned: What the run is going to do.
+        planned: The updates and rates of the run.
     """
     if not planned.schedulers or planned.updates < _FEWEST_STEPS:
         return
@@ -307,7 +307,7 @@ def _check_end(points: Sequence[PlannedRate], highest: float, planned: PlannedRu
             "schedule-does-not-fit",
             f"The learning rate falls from {highest:.3g} to less than a thousandth of it by update {alive + 1} of "
             f"{planned.updates}, and ends at {last:.3g}: the rest of the run learns nothing.",
-            "Look at what the scheduler counts: the run steps it after each update, unless step_scheduler says "
+            "Check the unit that the scheduler counts: the run steps it after each update, unless step_scheduler says "
             f"otherwise. {_PREVIEW}",
         )
 
@@ -320,8 +320,8 @@ def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
             "schedule-does-not-fit",
             f"{kind} {f'begins to change the rate after {begins}' if begins else f'takes {length}'} steps, and the run "
             f"makes {steps}: the learning rate does not come near its end.",
-            f"Give it the number of steps that it is called for, or pass step_scheduler. {_PREVIEW}",
-            "note" if steps < _FEWEST_STEPS else "warning",  # the beginning of a longer run, as of a first try
+            f"Pass the number of steps that the run makes, or step_scheduler. {_PREVIEW}",
+            "note" if steps < _FEWEST_STEPS else "warning",  # perhaps a first try before a longer run
         )
     elif isinstance(scheduler, lr_scheduler.CosineAnnealingLR) and length < _SHORTER * steps:
         yield noticed(
@@ -340,14 +340,14 @@ def _check_length(scheduler: Any, planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _begin_of(scheduler: Any) -> int:
-    """The steps after which a scheduler of torch changes the rate for the first time; 0 if it begins at once."""
+    """Return the number of steps before a scheduler of torch first changes the rate; 0 if it begins at once."""
     if isinstance(scheduler, lr_scheduler.StepLR):
         return int(scheduler.step_size)
     return min(scheduler.milestones, default=0) if isinstance(scheduler, lr_scheduler.MultiStepLR) else 0
 
 
 def _length_of(scheduler: Any) -> int:
-    """The steps in which a scheduler of torch changes the rate; 0 of others."""
+    """Return the number of steps in which a scheduler of torch changes the rate; 0 for other schedulers."""
     if isinstance(scheduler, lr_scheduler.CosineAnnealingLR):
         return int(scheduler.T_max)
     if isinstance(scheduler, lr_scheduler.OneCycleLR):

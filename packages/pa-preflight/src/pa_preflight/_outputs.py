@@ -1,4 +1,4 @@
-"""Experiments with the outputs of a model: what they depend on, and what a loss makes of them."""
+"""Experiments with the outputs of a model: their dependence on the inputs, and the loss of changed outputs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _GROUPS, _SHARE = 20, 0.05
 _DISTANCES = frozenset(
     ("Abs", "Cdist", "EuclideanDist", "Exp", "LinalgVectorNorm", "Mean", "Neg", "Norm", "Pow", "Sqrt", "Sum")
 )
-"""Operations whose results are distances as likely as scores, so that nobody knows what a perfect one is."""
+"""Operations whose results are distances as likely as scores, so that perfect results are not known."""
 
 
 def check_dependence(first: FirstBatch) -> Iterator[Finding]:
-    """Yield what outputs of the model depend on that they must not, or do not depend on.
+    """Yield findings about outputs that depend on wrong inputs, or do not depend on the right inputs.
 
     Args:
         first: The first batch.
@@ -53,13 +53,13 @@ def check_dependence(first: FirstBatch) -> Iterator[Finding]:
     outputs = [] if forward is None else forward.outputs()
     if call is None or forward is None or not outputs or len(outputs[0]) < _FEWEST_SAMPLES:
         return
-    drawn = torch.get_rng_state()  # which seeding sets, and draws change
+    drawn = torch.get_rng_state()  # seeding sets it, and draws change it
     turned = forward.outputs(flipped)[0]
     if _difference(outputs[0], forward.outputs()[0]) > 2 * _ROUNDED:
         yield noticed(
             "state-between-batches",
-            "In evaluation mode, the outputs of the same batch differ after another batch: the model carries a state "
-            "from batch to batch.",
+            "The model carries a state from batch to batch: in evaluation mode, the outputs of the same batch differ "
+            "after another batch.",
             "Begin each batch with a new state, unless batches continue each other.",
             "warning" if _is_shuffled(first.job) else "note",
         )
@@ -71,8 +71,8 @@ def check_dependence(first: FirstBatch) -> Iterator[Finding]:
     if outputs[0].shape != (size, size) and _difference(outputs[0], flipped(turned)) > _CHANGED:
         yield noticed(
             "samples-mix",
-            "In evaluation mode, the output of a sample depends on its position in the batch: other outputs come when "
-            "the same samples are in another order.",
+            "In evaluation mode, the output of a sample depends on its position in the batch: the outputs change when "
+            "the samples are in another order.",
             "Look for position encodings and masks that are added along dimension 0, and for views that join samples.",
             "warning",
         )
@@ -86,13 +86,13 @@ def check_dependence(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _is_shuffled(job: Job) -> bool:
-    """Whether the samples of a batch are unrelated to the batch before."""
+    """Whether the samples of a batch are independent of the batch before."""
     is_set = not isinstance(job.asked["train_dataset"], (DataLoader, IterableDataset))
     return is_set and job.asked["order"] is None and job.options.get("shuffle") is not False
 
 
 def _difference(before: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest number."""
+    """Return the largest difference, relative to the largest number."""
     if before.shape != other.shape or not before.numel():
         return 0.0
     parts = zip(_parts(before), _parts(other), strict=True)
@@ -101,20 +101,20 @@ def _difference(before: Tensor, other: Tensor) -> float:
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Parts of a tensor in double precision, as there may be no memory for a copy of all of it."""
+    """Return parts of a tensor in double precision, as memory may not suffice for a copy of all of it."""
     rows = tensor if tensor.dim() else tensor[None]
     size = max(1, _PART * len(rows) // rows.numel())
     return (rows[start : start + size].double() for start in range(0, len(rows), size))
 
 
 def _sequence(forward: Forward) -> Tensor | None:
-    """The first input, if it has several positions."""
+    """Return the first input, if it has several positions."""
     first = forward.call.inputs[0]
     return first if first.dim() > 1 and first.shape[1] >= _FEW else None
 
 
 def _replaced(original: Tensor, start: int, stop: int) -> Callable[[Tensor], Tensor]:
-    """Return what gives one of the inputs the values that the sample before has at some positions."""
+    """Return a function that gives an input the values of the sample before at some positions."""
 
     def change(tensor: Tensor) -> Tensor:
         if tensor is not original:
@@ -127,7 +127,7 @@ def _replaced(original: Tensor, start: int, stop: int) -> Callable[[Tensor], Ten
 
 
 def _check_future(forward: Forward, outputs: Tensor, targets: list[Tensor]) -> Iterator[Finding]:
-    """Predict the next step, and see whether what comes later makes a difference."""
+    """Find the next step in the targets, and check whether later inputs change the output."""
     inputs = _sequence(forward)
     if inputs is None:
         return
@@ -143,8 +143,8 @@ def _check_future(forward: Forward, outputs: Tensor, targets: list[Tensor]) -> I
     if 1 in shifts and sees_later:
         yield noticed(
             "future-is-seen",
-            "The targets are the next steps of the inputs, and the output at a step changes with later steps of the "
-            "input: the answer is among what the model sees.",
+            "The model sees the future: the targets are the next steps of the inputs, and the output at a step changes "
+            "with later steps of the input.",
             "Pass a causal mask, is_causal=True, or pad convolutions on the left only.",
         )
     elif 1 not in shifts and not sees_later and not inputs.is_floating_point():
@@ -157,7 +157,7 @@ def _check_future(forward: Forward, outputs: Tensor, targets: list[Tensor]) -> I
 
 
 def _shift_of(inputs: Tensor, targets: Tensor) -> int | None:
-    """By how many steps the targets are ahead of the inputs: 1 or 0; None if they are something else."""
+    """Return by how many steps the targets are ahead of the inputs: 0 or 1; None if they are unrelated."""
     length = inputs.shape[1]
     for shift, taken in ((1, inputs[:, 1:]), (0, inputs)):
         if targets.numel() == taken.numel() and torch.equal(targets.reshape(-1), taken.reshape(-1).to(targets.dtype)):
@@ -168,7 +168,7 @@ def _shift_of(inputs: Tensor, targets: Tensor) -> int | None:
 
 
 def _before(output: Tensor, shape: torch.Size, middle: int) -> Tensor | None:
-    """The outputs of the first positions; None if there is no dimension for positions."""
+    """Return the outputs of the first positions; None if there is no dimension for positions."""
     if output.dim() > 1 and len(output) == shape[0]:
         for dimension in range(1, output.dim()):
             if output.shape[dimension] == shape[1]:
@@ -177,7 +177,7 @@ def _before(output: Tensor, shape: torch.Size, middle: int) -> Tensor | None:
 
 
 def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]:
-    """Exchange parts of the inputs among the samples, and see whether any output changes."""
+    """Swap parts of the inputs between the samples, and check whether any output changes."""
     inputs = _sequence(forward)
     if inputs is None or all(is_repeated(tensor) for tensor in outputs if tensor.dim() and tensor.numel()):
         return
@@ -196,15 +196,15 @@ def _check_ignored(forward: Forward, outputs: list[Tensor]) -> Iterator[Finding]
         places = ", ".join(f"{start} to {stop - 1}" for start, stop in ignored)
         yield noticed(
             "inputs-ignored",
-            f"No output changes when the inputs at positions {places} of {length} are exchanged for the ones of "
-            "another sample: the model does not depend on them.",
-            "Look for a mask that is inverted, such as a padding mask that is True at the words, and for an index or a "
-            "slice that takes one step of a sequence, as outputs[:, 0].",
+            f"The model ignores the inputs at positions {places} of {length}: no output changes when they are replaced "
+            "by the inputs of another sample.",
+            "Look for an inverted mask, such as a padding mask that is True at the words, and for an index or a slice "
+            "that takes a single step of a sequence, such as outputs[:, 0].",
         )
 
 
 def _padding_of(tokens: Tensor) -> tuple[int, Tensor] | None:
-    """The token that ends sequences of different lengths, and these lengths; None if there is none."""
+    """Return the token that ends sequences of different lengths, and these lengths; None if there is no such token."""
     if tokens.is_floating_point() or tokens.dim() != 2:  # noqa: PLR2004  # samples and positions
         return None
     last = int(tokens[:, -1].mode().values)
@@ -217,7 +217,7 @@ def _padding_of(tokens: Tensor) -> tuple[int, Tensor] | None:
 
 
 def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
-    """Leave the padding of the shortest sample away."""
+    """Leave out the padding of the shortest sample."""
     tokens = _sequence(forward)
     padding = None if tokens is None else _padding_of(tokens)
     if tokens is None or padding is None or tokens.shape[1] in outputs.shape[1:]:
@@ -231,7 +231,7 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
 
     try:
         alone = forward.outputs(trimmed)[0]
-    except Exception:  # of a model for one length
+    except Exception:  # a model for a single length
         return
     difference = _difference(outputs[shortest : shortest + 1], alone)
     if difference > 10 * _CHANGED:
@@ -242,8 +242,8 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
         is_read = any(isinstance(module, (*_ATTENTION, nn.RNNBase)) for module in forward.model.modules())
         yield noticed(
             "padding-matters",
-            f"Sequences are padded with {token}{of_layer}; the output of a sample of {int(lengths[shortest])} tokens "
-            f"changes by {difference:.2g} of its size without its padding.",
+            f"Outputs depend on the padding: sequences are padded with {token}{of_layer}, and an output of "
+            f"{int(lengths[shortest])} tokens changes by {difference:.2g} of its size without its padding.",
             f"Pass padding_idx={token} and a padding mask that is True at the padding, pack sequences for RNNs, and "
             "leave padding out of means.",
             "warning" if of_layer or is_read else "note",  # a mean over padding is only smaller
@@ -251,7 +251,7 @@ def _check_padding(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
 
 
 def _check_order(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
-    """Turn sequences around, which attention without positions does not notice."""
+    """Reverse sequences, which attention without positions does not notice."""
     inputs = _sequence(forward)
     if inputs is None or not any(isinstance(module, _ATTENTION) for module in forward.model.modules()):
         return
@@ -268,13 +268,14 @@ def _check_order(forward: Forward, outputs: Tensor) -> Iterator[Finding]:
     if not is_same(inputs, inputs.flip(1)) and _difference(outputs, after) < _CLOSE:
         yield noticed(
             "order-ignored",
-            "The outputs are the same when all sequences are turned around: attention does not know positions.",
-            "Add position embeddings to the inputs of the attention layers, unless these are sets.",
+            "The model ignores the order of the steps: its outputs are the same when all sequences are reversed, as "
+            "attention does not know positions.",
+            "Add position embeddings to the inputs of the attention layers, unless the inputs are sets.",
         )
 
 
 def check_output_experiments(first: FirstBatch) -> Iterator[Finding]:
-    """Yield what is wrong with how the loss follows from the outputs of the model.
+    """Yield findings about the loss of changed outputs.
 
     Args:
         first: The first batch.
@@ -289,11 +290,11 @@ def check_output_experiments(first: FirstBatch) -> Iterator[Finding]:
 
 
 def _instead(tensor: Tensor, _output: Any) -> Tensor:
-    return tensor.clone()  # which a loss may change in place
+    return tensor.clone()  # a loss may change it in place
 
 
 def _targets_of(batch: Any) -> Tensor | None:
-    """Return the targets of a batch of inputs and targets; None of others, whose last part may be weights."""
+    """Return the targets of a batch of inputs and targets; None for other batches, whose last part may be weights."""
     if isinstance(batch, (tuple, list)):
         parts = cast("list[Any]", batch)
         last = parts[-1] if len(parts) == 2 else None  # noqa: PLR2004  # inputs and targets
@@ -302,16 +303,16 @@ def _targets_of(batch: Any) -> Tensor | None:
 
 
 def perfect_outputs(output: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of outputs, perfect ones and wrong ones: as logits, and as probabilities or numbers.
+    """Return pairs of perfect and wrong outputs: as logits, and as probabilities or numbers.
 
     Args:
-        output: What the model returns.
-        targets: What it should tell.
+        output: The output of the model.
+        targets: The targets that it should predict.
     """
     shape = output.shape
     if not targets.is_floating_point() and shape[:1] + shape[2:] == targets.shape and output.dim() > 1:
         is_known = int(targets.min()) >= 0 and int(targets.max()) < shape[1] > 1
-        # of few classes, outputs may be features, and the loss has a layer
+        # with few classes, outputs may be features, and the loss has a layer
         if not is_known or len(set(map(int, targets.flatten()))) <= shape[1] / 2:
             return []
         hot = functional.one_hot(targets.long(), shape[1]).movedim(-1, 1).to(output)
@@ -348,14 +349,14 @@ def _check_direction(first: FirstBatch, output: Tensor, targets: Tensor, made_by
     if compared and all(right > wrong + _WORSE * max(abs(right), abs(wrong)) for right, wrong in compared):
         yield noticed(
             "loss-prefers-wrong-outputs",
-            f"The loss of perfect outputs, made of the targets, is {compared[0][0]:.4g}, and of outputs that are all "
-            f"wrong {compared[0][1]:.4g}: training makes the model worse.",
-            "Turn the sign of the loss: 1 - x or -x of what is to be maximised.",
+            f"Training makes the model worse: the loss is {compared[0][0]:.4g} for perfect outputs, made from the "
+            f"targets, and {compared[0][1]:.4g} for outputs that are all wrong.",
+            "Change the sign of the loss: 1 - x or -x for a quantity x to maximise.",
         )
 
 
 def _check_free_targets(first: FirstBatch, output: Tensor, targets: Tensor) -> Iterator[Finding]:
-    """Look for targets whose samples get no gradient for any outputs."""
+    """Look for targets whose samples get no gradient, for any outputs."""
     if targets.numel() != len(targets):
         return
     flat = targets.flatten()
@@ -379,22 +380,22 @@ def _check_free_targets(first: FirstBatch, output: Tensor, targets: Tensor) -> I
         if value >= 0 and float(rows.double().mean()) > _SHARE and bool(gets_none[rows].all()):
             yield noticed(
                 "samples-cost-nothing",
-                f"The {int(rows.sum())} samples of the first batch whose target is {value:g} get no gradient for any "
-                "outputs: they cost nothing, and are not learnt.",
-                "Look at which targets the loss needs, such as -1 and 1 in place of 0 and 1, and at weights of 0.",
+                f"The {int(rows.sum())} samples of the first batch whose target is {value:g} never get a gradient "
+                "for any outputs, so they are not learnt.",
+                "Check which targets the loss needs, such as -1 and 1 instead of 0 and 1, and look for weights of 0.",
             )
             return
 
 
 def _check_range(first: FirstBatch) -> Iterator[Finding]:
-    """Compare the logits of a cross entropy with what larger outputs make of them: a norm keeps them in a range."""
+    """Compare the logits of a cross entropy with the logits of larger outputs: a norm keeps them in a range."""
     if all(call.name != "cross_entropy" for call in first.loss_calls):
         return
     given = _logits_of(first, lambda output: output)
     if given is None or given.dim() != 2 or given.shape[1] < _FEWEST_CLASSES:  # noqa: PLR2004  # samples and classes
         return
     if any(parameter.numel() == 1 and parameter.requires_grad for parameter in first.model.parameters()):
-        return  # a temperature that is learnt
+        return  # the temperature is learnt
     larger = _logits_of(first, lambda output: with_tensors(output, lambda tensor: _LARGER * tensor))
     if larger is None or not torch.allclose(given, larger, rtol=_MARGIN, atol=_MARGIN * float(given.abs().max())):
         return
@@ -403,14 +404,14 @@ def _check_range(first: FirstBatch) -> Iterator[Finding]:
         return
     highest, classes = float(same.median()), given.shape[1]
     if not torch.allclose(same, same[:1, :1].expand_as(same), rtol=_MARGIN, atol=_MARGIN * abs(highest)):
-        return  # outputs are compared with something else, such as weights of the loss
+        return  # outputs are compared with weights of the loss, for example
     floor = math.log(1 + (classes - 1) * math.exp(-2 * abs(highest)))
     if floor > _FLAT * math.log(classes):
         yield noticed(
             "logits-too-flat",
-            f"The logits of cross_entropy are made of normalised outputs, and always lie between {-abs(highest):.3g} "
-            f"and {abs(highest):.3g}: the loss cannot fall below {floor:.3g}, where equal chances have "
-            f"log({classes}) = {math.log(classes):.3g}.",
+            f"The logits of cross_entropy come from normalised outputs, and always lie between {-abs(highest):.3g} "
+            f"and {abs(highest):.3g}: the loss cannot fall below {floor:.3g}, compared with "
+            f"log({classes}) = {math.log(classes):.3g} for equal probabilities.",
             "Divide the similarities by a temperature such as 0.07, which makes them larger.",
         )
 

@@ -1,4 +1,4 @@
-"""Checks custom training loops: what is known before the loop, and what its first updates show."""
+"""Checks custom training loops: before the loop, and in its first updates."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _LOOP = (
     "watches its first updates."
 )
 
-_BEYOND = "evaluations, experiments with a batch, and whether one can be learnt by heart, as the script has the loop."
+_BEYOND = "evaluations, experiments with a batch, and whether it can be memorised, because the loop is in the script."
 
 
 def check_run(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> Report:
-    """Return what is found without the loop of a run.
+    """Return the findings that need no loop of a run.
 
     Args:
         run: The run, before its block.
-        evaluated: What its loop evaluates, by name.
+        evaluated: The data that its loop evaluates, by name.
     """
     started = time.monotonic()
     findings, left_out, _ = _before_the_loop(run, evaluated)
@@ -50,7 +50,7 @@ def check_run(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> Report:
 
 
 def trained_model(run: Run[Any, Any]) -> nn.Module:
-    """Return what the optimizers of a run train: its only model, or those whose parameters they have.
+    """Return the models that the optimizers of a run train: its only model, or those whose parameters they have.
 
     Args:
         run: The run, in its block.
@@ -99,7 +99,7 @@ class WatchedLoop(Observer):
 
     Args:
         run: The run, in which everything is undone.
-        end: Called with the report when enough was seen, or the loop has ended; it does not return, except when an
+        end: Called with the report after enough updates, or when the loop has ended. It does not return, except when an
             error ends the script anyway.
     """
 
@@ -134,7 +134,7 @@ class WatchedLoop(Observer):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.close()  # as a break may have left a batch
+        self.close()  # a break may have left a batch
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Says what a run is going to do, without training."""
+"""Plans a run without training."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _P = ParamSpec("_P")
 _ResultT = TypeVar("_ResultT")
 
 _REST_OF_STATE, _BYTES_A_TENSOR = 18_500, 200
-"""What a training state has besides the memory of its tensors: random states and settings; their names and sizes."""
+"""The bytes of a training state in addition to its tensors: random states and settings; names and sizes of tensors."""
 
 _CallbackT = TypeVar("_CallbackT")
 
 PLANNED = (LimitBatchesCallback, LimitEvalStepsCallback, SaveTrainingStateCallback, StepBasedEvaluationCallback)
-"""The callbacks whose doings are planned."""
+"""The callbacks whose actions are planned."""
 
 
 @overload
@@ -70,19 +70,22 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
 
 
 def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
-    """Return what a run is going to do.
+    """Predict the updates, evaluations, training states, learning rates, memory and time of a run.
 
-    A few updates and batches to evaluate are timed, for some seconds. Then the run is started again, and ended before
-    its first batch: an update is made with tensors that have no values, for its memory, and schedulers are stepped on a
-    copy of the optimizer. Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan, and no callback
-    is called but those that limit and ``MoveModulesToDeviceCallback``. Callbacks that end a run early or change its
-    loaders, and gradients that overflow, make the run differ from its plan. Afterwards everything is as it was, as
+    Print it before a long run. It times some updates and evaluation batches, for some seconds. Then it starts the run
+    again and ends it before its first batch: it makes an update with tensors that have no values, for its memory, and
+    steps schedulers on a copy of the optimizer. Callbacks of ``pa_core`` that limit, evaluate and save are part of the
+    plan. No callback is called except those that limit and ``MoveModulesToDeviceCallback``. The run differs from its
+    plan if callbacks end it early or change its loaders, or gradients overflow. Afterwards everything is restored, as
     after ``trainer.dry_run()``.
 
     Args:
         trainer: The trainer of the run; or a ``Run`` before its block, without further arguments.
-        *args: The arguments of ``trainer.train``.
-        **kwargs: As well.
+        *args: The positional arguments of ``trainer.train``.
+        **kwargs: The keyword arguments of ``trainer.train``.
+
+    Returns:
+        The plan.
 
     Raises:
         ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
@@ -108,7 +111,7 @@ def _plan_run(run: Run[Any, Any]) -> Plan:
     stepping = {"step_scheduler": run.step_scheduler, "watch_metric": run.watch_metric}
     planner = _Planner(callbacks, {**stepping, "resume_from": None, "sanity_eval_steps": 0})
     planner.notes += [
-        "The loop of the script is not run: its evaluations, and updates that it leaves out, are not known."
+        "The loop of the script does not run, so its evaluations, and updates that it leaves out, are not known."
     ]
     limits = [callback for callback in callbacks if type(callback) is LimitBatchesCallback]
     with run.dry_run(), run.callback_handler.replaced_by([*limits, planner]), run:
@@ -138,13 +141,13 @@ def plan_of(trainer: Trainer[Any, Any, Any, Any], given: Mapping[str, Any], *, i
 
 
 def _start(trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any], *callbacks: TrainerCallback) -> None:
-    """Begin a run that one of the callbacks ends, and undo it."""
+    """Begin a run that a callback ends, and undo it."""
     with trial(trainer, *callbacks, data=asked.values()), with_methods(trainer, training_run_end=ignore):
-        trainer.train(**asked)  # whose end it would be told of, though there was no run
+        trainer.train(**asked)  # without training_run_end, because no training has taken place
 
 
 class _AmongStates(TrainerCallback):
-    """Has the folder of what saves the states of a run, where there may be a note of what did not fit.
+    """Has the folder of the training states of a run, which may contain a record of batches that did not fit.
 
     Args:
         callbacks: The callbacks of the run.
@@ -157,7 +160,7 @@ class _AmongStates(TrainerCallback):
 
 
 class _FittingSize(_AmongStates):
-    """Ends a run when it has chosen the size of its batches."""
+    """Ends a run after it has chosen the size of its batches."""
 
     size: int
 
@@ -168,7 +171,7 @@ class _FittingSize(_AmongStates):
 
 
 class _Planner(_AmongStates):
-    """Plans a run when everything is there that it begins with, and ends it."""
+    """Plans a run when its loaders, optimizers and schedulers are ready, and ends it."""
 
     plan: Plan
 
@@ -190,24 +193,26 @@ class _Planner(_AmongStates):
             if isinstance(callback, PLANNED) and type(callback) not in PLANNED:
                 yield f"{type(callback).__name__} is left out: a subclass may do something else."
             if isinstance(callback, SaveTrainingStateCallback) and callback.save_every_n_seconds is not None:
-                yield "The training states of save_every_n_seconds are left out: when they come depends on the speed."
+                yield "The training states of save_every_n_seconds are left out: their times depend on the speed."
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         config, epochs = trainer.run_config, list(epochs_of(trainer))
         if not trainer.epoch_lengths.are_known:
-            self.notes.append("The training data has no length: it is planned as one epoch, and may be more.")
+            self.notes.append(
+                "The training data has no length: the plan has a single epoch, and the run may have more."
+            )
         states = self._attempt("memory of the optimizer", lambda: states_after_update(trainer.named_optimizers()))
         rates = self._attempt("learning rates", lambda: self._rates(trainer, epochs))
         traced, timing, of_run = None, self.timing, self._trainer
         if trainer.reproducible:
             self.notes.append(
-                "The memory of an update is left out: a reproducible run adds gradients up in another way."
+                "The memory of an update is left out, because a reproducible run adds up gradients differently."
             )
         elif timing is not None and of_run is not None and timing.is_possible and timing.batch is not None:
             traced = self._attempt("memory of an update", lambda: trace_update(of_run, timing.batch))
         if rates and rates[0].points[-1].update < epochs[-1].ends_at:
-            self.notes.append("The last learning rates are left out: it would take too long.")
+            self.notes.append("The last learning rates are left out, because they would take too long.")
         evaluations = [*evaluations_of(trainer, self._callbacks, epochs, self._asked["sanity_eval_steps"])]
         saves, memory = [*saves_of(self._callbacks, epochs)], _memory(trainer, states, traced)
         updates, batches = epochs[-1].ends_at, config.gradient_accumulation_steps
@@ -228,23 +233,23 @@ class _Planner(_AmongStates):
         )
         raise StopTrainingError("The run is planned.")
 
-    def _attempt(self, what: str, compute: Callable[[], _ResultT]) -> _ResultT | None:
+    def _attempt(self, subject: str, compute: Callable[[], _ResultT]) -> _ResultT | None:
         try:
             return compute()
         except Exception as error:
-            self.notes.append(f"The {what} could not be found without values: {first_line(error)}")
+            self.notes.append(f"The {subject} could not be predicted: {first_line(error)}")
             return None
 
     def _rates(self, trainer: AnyTrainer, epochs: list[PlannedEpoch]) -> list[PlannedRates]:
         if follows_from_metrics(trainer, self._asked):
-            self.notes.append("The learning rates are left out: they follow from a metric, or from scheduler_step().")
+            self.notes.append("The learning rates are left out: they depend on a metric, or on scheduler_step().")
             return []
         steps = steps_after(epochs, self._asked)
         return rates_of(trainer.named_optimizers(), trainer.named_schedulers(), epochs[-1].ends_at, steps)
 
 
 def _samples(loader: Any, batches: int) -> int | None:
-    """The samples of the first epoch, where the loader, or the one whose first batches it has, can tell."""
+    """Return the number of samples of the first epoch; None if the loader, or the loader in it, cannot tell."""
     split, sampler = getattr(loader, "split", None), getattr(loader, "sampler", None)
     if split is not None:
         return sum(int(split.size(step)) for step in range(batches))
@@ -253,7 +258,7 @@ def _samples(loader: Any, batches: int) -> int | None:
 
 
 def _modules(trainer: AnyTrainer) -> list[tuple[str, nn.Module]]:
-    """The children of the model, the model for what is its own, and added modules."""
+    """Yield the children of the model, the model for its other parameters, and added modules."""
     model = trainer.get_model(keep_torch_compile=False)
     return [*model.named_children(), ("", model), *trainer.modules.items()]
 
@@ -312,12 +317,12 @@ def evaluations_of(
 def _evaluated(
     callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch], every: Mapping[str | None, int]
 ) -> Iterator[tuple[int, list[str | None], int | None, str]]:
-    """After which updates which sets are evaluated, with a limit on their batches."""
+    """Yield the updates after which each set is evaluated, with a limit on its batches."""
     often, limit = _find(callbacks, StepBasedEvaluationCallback), _find(callbacks, LimitEvalStepsCallback)
     most = None if limit is None else limit.num_eval_steps
     most_after_epoch = None if limit is None or limit.limit_intermediate_only else most
     for number, epoch in enumerate(epochs, 1):
-        if often is not None:  # with the last update of an epoch, its own evaluation takes their place
+        if often is not None:  # at the last update of an epoch, only the evaluation of the epoch takes place
             chosen = [name for name, n in every.items() if n == 1] if often.eval_names is None else often.eval_names
             names = [name for name in every if name in chosen]
             for update in _multiples(often.eval_every_n_steps, epoch, epoch.ends_at):
@@ -342,11 +347,11 @@ def saves_of(callbacks: Iterable[TrainerCallback], epochs: Sequence[PlannedEpoch
 
 
 def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], size: int | None) -> PlannedDisk | None:
-    """Return what training states need on the disk; None where there are none, or their size is not known.
+    """Return the space that training states need on the disk; None without states, or if their size is not known.
 
     Args:
         callbacks: The callbacks of the run.
-        saves: What it saves and deletes.
+        saves: The saved and deleted states.
         size: The bytes of a state.
     """
     save = _find(callbacks, SaveTrainingStateCallback)
@@ -357,10 +362,10 @@ def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], 
 
 
 def states_at_once(saves: Sequence[PlannedSave]) -> tuple[int, int]:
-    """Return how many states are there at one time at the most, and at the end.
+    """Return how many states exist at the same time at the most, and at the end.
 
     Args:
-        saves: What is saved and deleted; a new state is there before an old one is deleted.
+        saves: The saved and deleted states; a new state is saved before an old state is deleted.
     """
     held = most = 0
     for saved in saves:
@@ -369,7 +374,7 @@ def states_at_once(saves: Sequence[PlannedSave]) -> tuple[int, int]:
 
 
 def existing(folder: Path) -> Path:
-    """Return a folder, or what is there of its path.
+    """Return a folder, or the nearest parent that exists.
 
     Args:
         folder: A folder that may be made later.
@@ -399,7 +404,7 @@ def _find(callbacks: Iterable[TrainerCallback], kind: type[_CallbackT]) -> _Call
 
 
 def _length(loader: SizedIterable, most: int | None) -> int | None:
-    """The number of batches to evaluate; None of data without a length."""
+    """Return the number of batches to evaluate; None for data without a length."""
     try:
         return min(len(loader), len(loader) if most is None else most)
     except (TypeError, NotImplementedError):

@@ -22,7 +22,7 @@ def draw_rates(curves: Mapping[str, Sequence[tuple[int, float]]], path: str | Pa
         dark: Whether it is for a dark page.
     """
     if not curves:
-        raise ConfigurationError("The plan has no learning rates to draw: one of its notes says why.")
+        raise ConfigurationError("The plan has no learning rates to draw; its notes say why.")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The epochs of a run, and its learning rates: copies of optimizers and schedulers are stepped, without the model."""
+"""The epochs of a run and its learning rates, from copies of optimizers and schedulers without the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pa_preflight._plan_records import PlannedEpoch, PlannedRate, PlannedRates
 from pa_preflight._tensors import parameters_of
 
 _MOST_STEPS = 1_000_000
-"""Steps of schedules, each of one group, that take some seconds."""
+"""The number of steps of schedules, for each group, that take some seconds."""
 
 _DRAWN = 1000
 
@@ -40,7 +40,7 @@ def epochs_of(trainer: AnyTrainer) -> Iterator[PlannedEpoch]:
 
 
 def follows_from_metrics(trainer: AnyTrainer, asked: Mapping[str, Any]) -> bool:
-    """Whether learning rates cannot be known before a run: they follow from a metric, or the script sets them.
+    """Whether learning rates are not known before a run, because they depend on a metric, or the script sets them.
 
     Args:
         trainer: The trainer.
@@ -64,11 +64,11 @@ def steps_after(epochs: Sequence[PlannedEpoch], asked: Mapping[str, Any]) -> Col
 def rates_of(
     optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], updates: int, steps: Collection[int]
 ) -> list[PlannedRates]:
-    """Return the learning rates of a run, or of its first updates where it would take too long.
+    """Return the learning rates of a run, or of its first updates if all would take too long.
 
     Args:
-        optimizers: The optimizers as the run begins with them.
-        schedulers: As well.
+        optimizers: The optimizers at the start of the run.
+        schedulers: The schedulers at the start of the run.
         updates: The number of updates.
         steps: The updates after which the schedulers are stepped.
     """
@@ -80,7 +80,7 @@ def rates_of(
     ]
     last = min(updates, _MOST_STEPS // len(groups)) if schedulers else 1
     courses = [_Course(float(group["lr"]), max(1, last // _DRAWN)) for _, _, group in groups]
-    with warnings.catch_warnings():  # schedulers of torch miss the steps of the optimizer
+    with warnings.catch_warnings():  # schedulers of torch warn that the optimizer was not stepped
         warnings.simplefilter("ignore")
         for update in range(1, last):
             if update in steps:
@@ -96,7 +96,7 @@ def rates_of(
 
 
 class _Course:
-    """The turning points of a learning rate so far, and some between them."""
+    """The turning points of a learning rate so far, and some points between them."""
 
     def __init__(self, rate: float, step: int) -> None:
         self._step, self._drawn = step, [PlannedRate(1, rate)]
@@ -124,14 +124,14 @@ class _Course:
 
 
 def states_after_update(optimizers: Mapping[str, Optimizer]) -> list[Tensor]:
-    """Return tensors of the sizes that the state of optimizers has after an update.
+    """Return tensors of the same sizes as the state of optimizers after an update.
 
     Args:
         optimizers: The optimizers; copies are stepped.
     """
     try:
         return _states(_copies(optimizers, {}, "meta")[0].values())
-    except Exception:  # some look at values, and others are implemented for certain devices only
+    except Exception:  # some read values, and others support only certain devices
         return _states(_copies(optimizers, {}, "cpu")[0].values())
 
 
@@ -145,7 +145,7 @@ def _states(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 def _copies(
     optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], device: str
 ) -> tuple[dict[str, Optimizer], list[Any]]:
-    """Return copies with other parameters of the same sizes; on "meta" they take no memory."""
+    """Return copies with new parameters of the same sizes; on "meta" they take no memory."""
     memo: dict[int, Any] = {}
     for optimizer in optimizers.values():
         for parameter in parameters_of([optimizer]):
@@ -159,7 +159,7 @@ def _copies(
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the memory of tensors, of each once.
+    """Return the memory of tensors; a tensor that appears twice counts once.
 
     Args:
         tensors: The tensors.
@@ -168,20 +168,20 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 class PlannedRun(TrainerCallback):
-    """Notes how many updates a run has, and the learning rate of each.
+    """The number of updates of a run, and their learning rates.
 
     Args:
         trainer: The trainer, before the run.
         asked: The arguments of the run.
 
     Attributes:
-        first_rates: The learning rates that the optimizers have without a scheduler: of each group, by the name of the
+        first_rates: The learning rates of the optimizers without a scheduler: of each group, by the name of the
             optimizer and the number of the group.
-        updates: The number of updates; 0 where it is not known.
+        updates: The number of updates; 0 if it is not known.
         epochs: The number of epochs.
         schedulers: The schedulers, by name.
-        scheduler_steps: How often they are stepped.
-        rates: The course of the rate of each group; none where it follows from a metric or is set by the script.
+        scheduler_steps: The number of their steps.
+        rates: The course of the rate of each group; empty if it depends on a metric or is set by the script.
     """
 
     def __init__(self, trainer: Trainer[Any, Any, Any, Any], asked: Mapping[str, Any]) -> None:
@@ -210,5 +210,5 @@ class PlannedRun(TrainerCallback):
             return
         try:
             self.rates = rates_of(trainer.named_optimizers(), self.schedulers, self.updates, steps)
-        except Exception:  # as of a scheduler that cannot be copied
+        except Exception:  # such as for a scheduler that cannot be copied
             self.rates = []

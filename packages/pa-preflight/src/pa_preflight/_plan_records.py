@@ -1,4 +1,4 @@
-"""A plan: records of what a run is going to do, and their table for people."""
+"""A plan: the records of a run, and their table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 from pa_core import TrainerRunConfig
 
 _MOST = 5
-"""Rows of one kind."""
+"""The most rows of the same kind."""
 
 _KIB, _MINUTE = 1024, 60
 
@@ -24,14 +24,14 @@ _KINDS = {"sanity": "before the run", "intermediate": "within epochs", "epoch": 
 
 @dataclass(frozen=True)
 class PlannedParameters:
-    """The parameters of a child of the model; one that several children share is in the first of them.
+    """The parameters of a child of the model; parameters that several children share count for the first of them.
 
     Attributes:
         name: The name of the child, or of a module that was added to the trainer; "" for parameters of the model's own.
-        trained: How many are trained: they need gradients, and an optimizer has them.
-        frozen: How many are not.
-        trained_bytes: The memory of those that are trained.
-        frozen_bytes: The memory of the others.
+        trained: The number of trained parameters: they need gradients, and an optimizer has them.
+        frozen: The number of other parameters.
+        trained_bytes: The memory of the trained parameters.
+        frozen_bytes: The memory of the other parameters.
     """
 
     name: str
@@ -43,11 +43,11 @@ class PlannedParameters:
 
 @dataclass(frozen=True)
 class PlannedEpoch:
-    """An epoch; ``max_num_train_steps`` may cut the last one short.
+    """An epoch; ``max_num_train_steps`` may cut the last epoch short.
 
     Attributes:
-        batches: Batches of this process.
-        updates: Optimizer updates.
+        batches: The number of batches of this process.
+        updates: The number of optimizer updates.
         ends_at: The number of updates of the run at its end.
     """
 
@@ -58,13 +58,13 @@ class PlannedEpoch:
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """An evaluation of one set.
+    """An evaluation of a dataset.
 
     Attributes:
-        update: After which update; 0 is before the first one.
-        name: The name of the set; None for a dataset without one.
-        batches: Batches of this process; None for data without a length.
-        kind: "sanity" before the first epoch, "intermediate" within an epoch, "epoch" after one.
+        update: The update after which it takes place; 0 is before the first update.
+        name: The name of the set; None for a dataset without a name.
+        batches: The number of batches of this process; None for data without a length.
+        kind: "sanity" before the first epoch, "intermediate" within an epoch, "epoch" after an epoch.
     """
 
     update: int
@@ -78,9 +78,9 @@ class PlannedSave:
     """A training state that is saved.
 
     Attributes:
-        update: After which update.
-        name: The folder in ``save_dir``; it gets a number where another run has a state of the name.
-        deletes: The states that are deleted once it is there.
+        update: The update after which it is saved.
+        name: The folder in ``save_dir``; it gets a number if another run has a state of the same name.
+        deletes: The states that are deleted once it is saved.
     """
 
     update: int
@@ -90,10 +90,10 @@ class PlannedSave:
 
 @dataclass(frozen=True)
 class PlannedRate:
-    """A learning rate.
+    """The learning rate of an update.
 
     Attributes:
-        update: The update that is made with it, counted from 1.
+        update: The number of the update, from 1.
         rate: The learning rate.
     """
 
@@ -110,7 +110,7 @@ class PlannedRates:
         group: The number of the group.
         points: The rates at the turning points, in their order: the first, the first of the highest and of the lowest,
             the last before it falls again or rises again, and the last of the run.
-        course: About 1,000 rates all over the run, and the points, for a picture.
+        course: About 1,000 rates from the whole run, and the points, for a picture.
     """
 
     optimizer: str
@@ -121,24 +121,26 @@ class PlannedRates:
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Memory in bytes, without data that is kept in memory and what the device's libraries take.
+    """The memory of a run in bytes, without datasets in memory and the libraries of the device.
 
     Activations and peaks come from an update with tensors that have no values, for the largest of the first batches:
-    updates of larger ones need more. They are None where a step needs values, as for ``numpy()``; a note says why.
+    updates of larger batches need more. They are None if a step needs values, for example for ``numpy()``; a note says
+    why.
 
     Attributes:
         weights: Parameters and buffers.
         gradients: The gradients of all trained parameters.
-        optimizer: The state of the optimizers after an update; None where that could not be tried.
-        activations: What the forward pass of a batch leaves for its backward pass.
-        peak: The most at one time within an update: all of the above, the batch, and what operations need meanwhile.
+        optimizer: The state of the optimizers after an update; None if it could not be predicted.
+        activations: The memory that the forward pass of a batch keeps for its backward pass.
+        peak: The most at the same time within an update: all of the above, the batch, and the temporaries of
+            operations.
         peak_on_accelerator: The same on a GPU, even if there is none: in blocks of 512 bytes, with optimizers that work
-            on all parameters at once. It is what ``torch.cuda.max_memory_allocated`` counts, without workspaces of
+            on all parameters at once. It corresponds to ``torch.cuda.max_memory_allocated``, without workspaces of
             cuDNN and cuBLAS; layers that have other kernels there, such as attention and LSTM, need more or less. The
-            context of the device and fragmentation come on top, often more than a GiB. It is for the mixed precision of
-            this run: on a CPU, bf16 or none.
-        saved_state: A training state on the disk, about, without what callbacks store in it; None as ``optimizer``.
-            Within the epochs of a custom loader it is 15 kB more.
+            context of the device and fragmentation need additional memory, often more than a GiB. It is for the mixed
+            precision of this run: on a CPU, bf16 or none.
+        saved_state: The approximate size of a training state on the disk, without the states of callbacks; None as
+            ``optimizer``. Within the epochs of a custom loader it is 15 kB more.
     """
 
     weights: int
@@ -152,12 +154,12 @@ class PlannedMemory:
 
 @dataclass(frozen=True)
 class PlannedDisk:
-    """What the training states of a run need on a disk, in bytes, each taken for as large as ``memory.saved_state``.
+    """The space that the training states of a run need on a disk, in bytes, each of the size ``memory.saved_state``.
 
     Attributes:
-        peak: The most at one time: a new state is there before an old one is deleted.
-        at_end: What stays.
-        free: What is free there now.
+        peak: The most at the same time: a new state is saved before an old state is deleted.
+        at_end: The space of the states that are kept.
+        free: The present free space.
     """
 
     peak: int
@@ -167,11 +169,11 @@ class PlannedDisk:
 
 @dataclass(frozen=True)
 class PlannedSeconds:
-    """How long a run takes, without callbacks and saves; None where it could not be timed.
+    """The seconds that a run takes, without callbacks and saves; None if they could not be measured.
 
     Attributes:
         update: An update, with its batches.
-        updates: All of them.
+        updates: All updates.
         evaluations: All evaluations.
     """
 
@@ -187,22 +189,24 @@ class PlannedSeconds:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is going to do; print it.
+    """The plan of a run: updates, evaluations, training states, learning rates, memory and time; print it.
+
+    ``plan(trainer, ...)`` returns it.
 
     Attributes:
         config: The settings of the run: the number of processes, the size of batches, samples of an update.
-        device: Where it trains.
+        device: The device of the training.
         parameters: The parameters by child of the model.
-        samples: The samples that the first epoch trains on; None where its loader does not tell.
+        samples: The number of samples that the first epoch trains on; None if its loader cannot tell.
         epochs: The epochs, in their order.
-        updates: The updates of the run.
+        updates: The number of updates of the run.
         evaluations: The evaluations, in their order.
         saves: The training states that are saved and deleted, in their order.
         rates: The learning rates of the parameter groups.
-        memory: What an update needs.
-        disk: What the training states need; None without any.
-        seconds: How long it takes.
-        notes: What could not be planned, and why.
+        memory: The memory of an update.
+        disk: The space of the training states; None if the run saves none.
+        seconds: The duration.
+        notes: The parts that could not be planned, with the reasons.
 
     Example:
         >>> import torch
@@ -243,7 +247,7 @@ class Plan:
 
         Args:
             path: The file to save, a PNG unless it has another ending. Missing folders are created.
-            dark: Draw on a dark background, for dark pages or slides.
+            dark: Whether to draw on a dark background, for dark pages or slides.
 
         Returns:
             The path of the picture.
@@ -252,7 +256,7 @@ class Plan:
             ConfigurationError: No learning rates are planned; a note says why.
             ImportError: matplotlib is not installed (``pip install "pa-preflight[plot]"``).
         """
-        from pa_preflight._plan_picture import draw_rates  # with matplotlib, for those who draw
+        from pa_preflight._plan_picture import draw_rates  # it imports matplotlib, which only drawing needs
 
         curves = {
             f"{group.optimizer}, group {group.group}": [(point.update, point.rate) for point in group.course]

@@ -1,4 +1,4 @@
-"""What a check can find: the kinds of findings by the part of a script that they are in."""
+"""The kinds of findings, by the part of a script that they are about."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 Level: TypeAlias = Literal["mistake", "warning", "note"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From the worst."""
+"""From the worst to the mildest."""
 
 _RATE = "the loss stays, or grows"
 
-_STRANGE = "what the loss cannot take"
+_STRANGE = "invalid for the loss"
 
 _STATE = "a run could not be resumed"
 
@@ -20,9 +20,9 @@ _TWICE = "applied twice"
 
 _UNFINISHED = "NaN or infinite numbers"
 
-_MAYBE = "may be meant so"
+_MAYBE = "may be on purpose"
 
-_NO_EFFECT = "nobody reads it"
+_NO_EFFECT = "torch ignores it"
 
 _SCHEDULE = "rates that do not fit the run"
 
@@ -33,9 +33,9 @@ class Kind(NamedTuple):
     """A kind of finding.
 
     Attributes:
-        wrong: What is wrong, as the page for users has it; kinds with the same words share a row of its table.
-        level: The level of such a finding, unless what was seen says otherwise.
-        page: The page of ``docs`` that says more, with the anchor of a heading; None where there is none.
+        wrong: The problem, in the words of the page for users; kinds with the same words share a row of its table.
+        level: The level of such a finding, unless the observation says otherwise.
+        page: The page of ``docs`` that says more, with the anchor of a heading; None if there is no such page.
     """
 
     wrong: str
@@ -62,7 +62,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "one-token-dominates": Kind("unknown words", "warning"),
         "overlap-with-evaluation": Kind("windows that overlap", "warning"),
         "placeholder-among-numbers": Kind("missing values as -999", "warning"),
-        "same-samples-in-evaluation": Kind("trained on what is evaluated"),
+        "same-samples-in-evaluation": Kind("evaluated on training samples"),
         "samples-equal": Kind("an index that is not used"),
         "samples-repeat": Kind("an index that is not used", "warning"),
         "sampler-leaves-samples-out": Kind("most are never drawn"),
@@ -174,4 +174,4 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "step-fails": ("optimizer-of-another-model",),
     "targets-do-not-matter": ("inputs-do-not-matter",),
 }
-"""What is left out where its cause was found."""
+"""The findings that are left out if their cause was found."""

@@ -1,4 +1,4 @@
-"""What is wrong with samples, one by one and together, before any batch is made."""
+"""Checks of samples, alone and together, before a batch is made."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MOST_CLASSES = 50
 
 
 def check_many_samples(train: Samples, model: nn.Module, *, is_own_step: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the inputs and targets of many samples.
+    """Yield findings about the inputs and targets of many samples.
 
     Args:
         train: Training samples.
-        model: What gets them.
-        is_own_step: Whether the step is one of the script, which may make its inputs itself.
+        model: The model.
+        is_own_step: Whether the step is in the script, which may make its inputs itself.
     """
     inputs, targets = inputs_of(train), targets_of(train)
     if targets is not None and targets.is_floating_point() and len(targets) >= _MANY:
@@ -61,8 +61,8 @@ def check_many_samples(train: Samples, model: nn.Module, *, is_own_step: bool) -
 def _equal(count: int, level: Level) -> Finding:
     return noticed(
         "samples-equal",
-        f"The inputs of {count} samples from all over the training data are the same constant: there is nothing to "
-        "tell them apart by.",
+        f"The inputs of {count} samples from all over the training data are the same constant, so the model cannot "
+        "distinguish them.",
         "Look at how __getitem__ uses its index, and at conversions to whole numbers.",
         level,
     )
@@ -75,8 +75,7 @@ def _check_repeated(inputs: Tensor) -> Iterator[Finding]:
     if distinct < _HARDLY_ANY * len(inputs):
         yield noticed(
             "samples-repeat",
-            f"Among {len(inputs)} samples from all over the training data are {distinct} distinct inputs; the others "
-            "are the same again.",
+            f"Among {len(inputs)} samples from all over the training data, there are only {distinct} different inputs.",
             "Look at how __getitem__ uses its index.",
         )
 
@@ -89,13 +88,13 @@ def _check_blank(inputs: Tensor) -> Iterator[Finding]:
     if blank > _HALF:
         yield noticed(
             "inputs-blank",
-            f"{blank:.0%} of the samples have inputs that are one constant number, such as {float(flat[0, 0]):.4g}.",
-            "Look at how they are read and scaled: whole numbers divided by // become 0.",
+            f"{blank:.0%} of the samples have inputs that are constant, such as {float(flat[0, 0]):.4g} everywhere.",
+            "Look at how samples are read and scaled: small integers divided with // become 0.",
         )
 
 
-def _check_placeholders(what: str, table: Tensor) -> Iterator[Finding]:
-    """Look for columns with a number that occurs often, and far away from all others, which differ."""
+def _check_placeholders(subject: str, table: Tensor) -> Iterator[Finding]:
+    """Look for columns with a number that occurs often, far away from all others, which differ."""
     for sign in (1.0, -1.0):
         ordered = (sign * table).sort(dim=0).values
         lowest = ordered[:1]
@@ -113,16 +112,16 @@ def _check_placeholders(what: str, table: Tensor) -> Iterator[Finding]:
             rest = sorted((sign * float(following[column]), sign * float(ordered[-1, column])))
             yield noticed(
                 "placeholder-among-numbers",
-                f"{what} have the same outlier in {int(counts[column])} of {len(table)} samples: {value:.6g} in column "
-                f"{column}, where all other numbers lie between {rest[0]:.4g} and {rest[1]:.4g}. It looks like a "
-                "placeholder of missing values, such as -999.",
-                "Make them NaN before means and deviations are taken, and replace them by a usual value afterwards.",
+                f"{subject} have the same outlier in {int(counts[column])} of {len(table)} samples: {value:.6g} in "
+                f"column {column}, where all other numbers lie between {rest[0]:.4g} and {rest[1]:.4g}. It looks like "
+                "a placeholder of missing values, such as -999.",
+                "Make them NaN before you compute means and deviations, and replace them by a usual value afterwards.",
             )
             return
 
 
 def _check_order(inputs: Tensor) -> Iterator[Finding]:
-    """Compare how smooth inputs are with what they are when their memory is read with the channels last."""
+    """Compare the smoothness of inputs with their smoothness when their memory is read with the channels last."""
     size, shape = len(inputs), inputs.shape[1:]
     if inputs.dim() == 4 and 1 < shape[0] <= _CHANNELS and min(shape[1:]) >= _SIDE:  # noqa: PLR2004  # pictures
         given = _roughness(inputs, 2, 3)
@@ -137,14 +136,14 @@ def _check_order(inputs: Tensor) -> Iterator[Finding]:
         yield noticed(
             "dimensions-scrambled",
             f"Inputs of shape {tuple(shape)} are much smoother when their numbers are read as "
-            f"{(*shape[1:], shape[0])}: a reshape or view has scrambled what were neighbours, such as the pixels of a "
+            f"{(*shape[1:], shape[0])}: a reshape or view has separated neighbours, such as the pixels of a "
             "channel.",
             "Use permute or transpose to exchange dimensions, not reshape or view.",
         )
 
 
 def _roughness(inputs: Tensor, *dimensions: int) -> Tensor:
-    """Return for each sample the mean squared difference of neighbours."""
+    """Return the mean squared difference of neighbours in each sample."""
     return torch.stack([inputs.diff(dim=dimension).square().flatten(1).mean(1) for dimension in dimensions]).mean(0)
 
 
@@ -175,14 +174,14 @@ def _check_leak(inputs: Tensor, targets: Tensor | None) -> Iterator[Finding]:
     if 0 < len(found) < _HALF * inputs.shape[1]:
         yield noticed(
             "target-among-inputs",
-            f"Column {int(found[0])} of the inputs is the target itself, apart from its scale: a leak that predictions "
+            f"Column {int(found[0])} of the inputs is the target itself, up to its scale: a leak that predictions "
             "will lack.",
             "Leave that column out; let windows of a series end before the value that is predicted.",
         )
 
 
 def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
-    """Look for texts of which nearly all words are the same token, which is not padding at an end."""
+    """Look for texts with nearly all words the same token, which is not padding at an end."""
     tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     if not tables or tokens.shape[1] < _REPEATED:
         return
@@ -201,20 +200,20 @@ def _check_tokens(tokens: Tensor, model: nn.Module) -> Iterator[Finding]:
 
 
 def check_samples(train: Samples, options: dict[str, Any], *, is_torch_loss: bool) -> Iterator[Finding]:
-    """Yield what is wrong with the training samples.
+    """Yield findings about the training samples.
 
     Args:
-        train: Some of them.
+        train: Some training samples.
         options: The arguments of the loader.
-        is_torch_loss: Whether the loss takes targets as they are.
+        is_torch_loss: Whether the loss gets the targets unchanged.
     """
     if train.dataset is None or not train.samples:
         return
     if _reseeds(train.dataset):
         yield noticed(
             "augmentation-repeats",
-            "Fetching a sample seeds the global random number generators, so that what is drawn afterwards is the "
-            "same in each epoch, for augmentation and for dropout.",
+            "Fetching a sample seeds the global random number generators, so all later draws, for augmentation and "
+            "for dropout, are the same in each epoch.",
             "Leave seeding to the trainer, which gives each sample and epoch its own random numbers.",
         )
     yield from _check_finite(train, is_torch_loss=is_torch_loss)
@@ -227,7 +226,7 @@ def check_samples(train: Samples, options: dict[str, Any], *, is_torch_loss: boo
         if 1 < classes == changes + 1 < len(targets) / 4:
             yield noticed(
                 "sorted-by-class",
-                f"The samples are sorted by their target, {classes} classes one after the other, and are not shuffled.",
+                f"The samples are sorted by their target ({classes} classes, one after the other), and not shuffled.",
                 "Leave out shuffle=False.",
             )
 

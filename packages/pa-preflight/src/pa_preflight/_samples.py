@@ -1,4 +1,4 @@
-"""Samples of a dataset, as they are and as tables."""
+"""Samples of a dataset, unchanged and as tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pa_preflight._tensors import TARGET_KEYS, stacked
 _SAMPLES = 500
 
 _SECONDS = 5.0
-"""The longest that samples are fetched for."""
+"""The most seconds in which samples are fetched."""
 
 
 class Samples:
-    """Some samples of a dataset, and what there is to know of it.
+    """Some samples of a dataset.
 
     Args:
-        data: A dataset, or a loader of one.
+        data: A dataset, or a loader of a dataset.
 
     Attributes:
         dataset: The dataset; None if its samples have no positions.
@@ -49,7 +49,7 @@ def fetched(dataset: Any, positions: Iterable[int]) -> Iterator[Any]:
 
     Args:
         dataset: The dataset.
-        positions: Of the samples.
+        positions: The positions of the samples.
     """
     until = time.monotonic() + _SECONDS
     for position in positions:
@@ -65,7 +65,7 @@ class Job:
 
     Attributes:
         trainer: The trainer.
-        asked: The arguments of ``train``, as the short runs of a check take them.
+        asked: The arguments of ``train``, adapted for the short runs of a check.
         train: Samples of the training data.
     """
 
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def has_own_step(self) -> bool:
-        """Whether the step is one of the script."""
+        """Whether the script overrides the training step."""
         return is_overridden(self.trainer, "calculate_train_batch_loss")
 
     @property
@@ -99,10 +99,10 @@ class Job:
         return rest or size
 
     def batches(self, samples: Samples) -> tuple[int, Callable[[list[Any]], Any] | None]:
-        """Return the number of samples in a batch, and what makes a batch of them.
+        """Return the number of samples in a batch, and the function that makes a batch of them.
 
         Args:
-            samples: Of the training data, or of what is evaluated.
+            samples: Samples of the training data or of an evaluation set.
         """
         size, collate_fn = self.asked["per_device_batch_size"], self.asked["collate_fn"]
         if is_loader(samples.data):
@@ -112,11 +112,11 @@ class Job:
         return options.get("batch_size", size), options.get("collate_fn", collate_fn)
 
     def undone(self, *callbacks: TrainerCallback, data: object = None) -> AbstractContextManager[None]:
-        """Return a context in which the trainer can train and evaluate, and after which nothing of it is left.
+        """Return a context in which the trainer can train and evaluate, and which then restores it.
 
         Args:
             callbacks: The callbacks.
-            data: What it is given besides the arguments of the run.
+            data: The data that it gets in addition to the arguments of the run.
         """
         return trial(self.trainer, *callbacks, data=[data, *self.asked.values()])
 
@@ -124,15 +124,15 @@ class Job:
         """Evaluate in this process.
 
         Args:
-            samples: Whose loader it is.
-            data: The samples.
+            samples: The samples whose loader is used.
+            data: The samples to evaluate.
         """
         size, collate_fn = self.batches(samples)
         return self.trainer.evaluate(data, size, {"num_workers": 0}, collate_fn)
 
 
 def is_loader(data: object) -> bool:
-    """Whether data are a DataLoader, whose type says nothing of its batches.
+    """Whether data are a DataLoader; its type does not include the type of its batches.
 
     Args:
         data: Anything.
@@ -141,10 +141,10 @@ def is_loader(data: object) -> bool:
 
 
 def dataset_of(data: Any) -> Any:
-    """Return the dataset of a loader, or what is a dataset itself.
+    """Return the dataset of a loader, or a dataset unchanged.
 
     Args:
-        data: Either.
+        data: A loader or a dataset.
     """
     return getattr(cast("object", data), "dataset", None) if isinstance(data, DataLoader) else data
 
@@ -153,8 +153,8 @@ def subset(data: Dataset[Any], size: int) -> Dataset[Any]:
     """Return the first samples of a dataset.
 
     Args:
-        data: One with positions.
-        size: How many, or fewer if there are not so many.
+        data: A dataset with positions.
+        size: The number of samples, or fewer if there are not so many.
     """
     return Subset(data, range(min(size, len(cast("Sized", data)))))
 
@@ -163,8 +163,8 @@ def spread(data: Dataset[Any], batches: int, size: int) -> Dataset[Any]:
     """Return samples from all over a dataset, as neighbours may differ little: as many as make some batches.
 
     Args:
-        data: One with positions.
-        batches: How many batches, or fewer if there are not so many samples.
+        data: A dataset with positions.
+        batches: The number of batches, or fewer if there are not so many samples.
         size: The number of samples in a batch.
     """
     length = len(cast("Sized", data))
@@ -177,7 +177,7 @@ def inputs_of(samples: Samples) -> Tensor | None:
     """Return the first part of each sample in one tensor; None if their shapes differ, or they are not numbers.
 
     Args:
-        samples: Of a dataset.
+        samples: Samples of a dataset.
     """
     return stacked([_parts(sample)[0] for sample in samples.samples])
 
@@ -186,7 +186,7 @@ def targets_of(samples: Samples) -> Tensor | None:
     """Return the last part of each sample in one tensor; None if there are none, or they have other shapes.
 
     Args:
-        samples: Of a dataset.
+        samples: Samples of a dataset.
     """
     return stacked([_parts(sample)[1] for sample in samples.samples])
 

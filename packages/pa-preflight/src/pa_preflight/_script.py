@@ -1,4 +1,4 @@
-"""Runs a script up to where it trains, says there what it is going to do and what is wrong with it, and ends it."""
+"""Runs a script up to its training, prints the plan and the report there, and ends it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _USAGE = "usage: python -m pa_preflight script.py [arguments of the script]"
 
 _HELP = f"""{_USAGE}
 
-Runs the script up to where it trains, prints there the plan and the report of pa_preflight, and ends its process at
-once: no `except` and `finally` block of the script runs, no `atexit` function, and no line after the training. So
-nothing is saved in the place of a model that has been trained. Of a loop over a Run, the first ten updates are made.
+Runs the script up to its training, prints the plan and the report of pa_preflight, and ends the process at once: no
+`except` or `finally` block of the script runs, no `atexit` function, and no line after the training, so the script
+cannot overwrite a trained model. If the script has a loop over a Run, the first ten updates are made.
 
-exit status: 0 without mistakes; 1 with some, or if the script fails; 2 if it does not train.
+exit status: 0 without mistakes; 1 with mistakes, or if the script fails; 2 if it does not train.
 """
 
 _FAILED, _NOT_TRAINED, _INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script until it trains, print plan and report, and end the process with 0 or, after mistakes, with 1.
+    """Run a script up to its training, print plan and report, and end the process with 0 or, after mistakes, with 1.
 
     Args:
         arguments: The script, and its arguments.
 
     Returns:
-        The exit status of a script that does not get there: 1 if it fails before; 2 if it does not train.
+        The exit status of a script that does not train: 1 if it fails before; 2 if it ends without training.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(_HELP)
@@ -65,16 +65,16 @@ def main(arguments: Sequence[str]) -> int:
         except Exception as error:
             _print_error(error, script)
             return _FAILED
-    sys.stderr.write(f"{script} has ended without training: it has called no Trainer.train, and no loop of a Run.\n")
+    sys.stderr.write(f"{script} has ended without training: it has called neither Trainer.train nor a loop of a Run.\n")
     return _NOT_TRAINED
 
 
 class _Watch:
-    """Takes the place of training in this process, and ends it there.
+    """Replaces training in this process, and ends the process there.
 
     Args:
-        stack: Ends the watch, where the script does not train.
-        script: Whose lines a traceback shows.
+        stack: Ends the watch if the script does not train.
+        script: The script whose lines a traceback shows.
     """
 
     def __init__(self, stack: ExitStack, script: Path) -> None:
@@ -90,7 +90,7 @@ class _Watch:
 
     @contextmanager
     def _dry_run(self, original: Callable[..., Any], trainer: AnyTrainer, *data: object) -> Generator[None]:
-        """Note that runs are tried out, by a search or by the check itself."""
+        """Note that runs are dry runs, by a search or by the check itself."""
         with original(trainer, *data):
             self._undone += 1
             try:
@@ -132,10 +132,10 @@ class _Watch:
 
 
 class _EndingAfterErrors:
-    """Ends the process after an error, of which the script is not told: it would clean up as after a training.
+    """Ends the process after an error, before the script can handle it and clean up as after a training.
 
     Args:
-        script: Whose lines the traceback shows.
+        script: The script whose lines the traceback shows.
     """
 
     def __init__(self, script: Path) -> None:
@@ -147,7 +147,7 @@ class _EndingAfterErrors:
         _leave(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED)
 
     def __enter__(self) -> None:
-        """Nothing has failed yet."""
+        """Enter the context."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """End the process if something has failed."""
@@ -168,18 +168,18 @@ def _end(report: Report) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """End this process here: what follows in the script would find a model that is not trained."""
+    """End this process here, because the rest of the script would find an untrained model."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-        for child in multiprocessing.active_children():  # which keep the output open until they find out
+        for child in multiprocessing.active_children():  # they keep the output open until they notice
             child.terminate()
     finally:
         os._exit(status)
 
 
 def _print_error(error: BaseException, script: Path) -> None:
-    """Print an error as the script's own, from the line on that it has reached."""
+    """Print an error as the script's own, from the line of the script that raised it."""
     frames = _with_callers(error.__traceback__)
     while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
         frames = frames.tb_next
@@ -189,7 +189,7 @@ def _print_error(error: BaseException, script: Path) -> None:
 
 
 def _with_callers(frames: TracebackType | None) -> TracebackType | None:
-    """Add the frames that an error has not reached yet, as it was caught below them."""
+    """Add the frames that an error has not reached yet, because it was caught below them."""
     while frames is not None and (caller := frames.tb_frame.f_back) is not None:
         frames = TracebackType(frames, caller, caller.f_lasti, caller.f_lineno)
     return frames
@@ -205,5 +205,5 @@ def _method(instead: Callable[..., Any], original: Callable[..., Any]) -> Callab
 def _print_plan(make: Callable[[], Plan]) -> None:
     try:
         sys.stdout.write(f"{make()}\n\n")
-    except Exception as error:  # which the check reports
-        sys.stdout.write(f"There is no plan: {first_line(error)}\n\n")
+    except Exception as error:  # the check reports it
+        sys.stdout.write(f"The run could not be planned: {first_line(error)}\n\n")

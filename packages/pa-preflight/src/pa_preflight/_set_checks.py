@@ -1,4 +1,4 @@
-"""What training and evaluation samples must share, and must not."""
+"""Checks of training and evaluation samples: the properties and samples that both sets must share, or must not."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _OVERLAP, _OWN_COPIES = 0.2, 0.05
 
 
 def check_sets(train: Samples, evaluation: Samples) -> Iterator[Finding]:
-    """Yield what is wrong with samples to evaluate, next to training samples.
+    """Yield findings about evaluation samples, compared with training samples.
 
     Args:
         train: Training samples.
-        evaluation: Samples to evaluate.
+        evaluation: Evaluation samples.
     """
     if min(len(train.samples), len(evaluation.samples)) < _FEW:
         return
@@ -50,7 +50,7 @@ def check_sets(train: Samples, evaluation: Samples) -> Iterator[Finding]:
 
 
 def _check_windows(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
-    """Look for runs of numbers in samples to evaluate that training samples have too, perhaps at another place."""
+    """Look for runs of numbers in evaluation samples that training samples have too, perhaps at another place."""
     if train.dim() not in (2, 3) or train.shape[1] < _SHORTEST:
         return
     length = train.shape[1] // 2
@@ -59,14 +59,14 @@ def _check_windows(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if shared > _SHARE * len(evaluated):
         yield noticed(
             "overlap-with-evaluation",
-            f"{shared} of {len(evaluated)} samples to evaluate share {length} or more numbers in a row with training "
-            "samples, as windows of one series do that overlap: the evaluation shows what was learnt by heart.",
-            "Divide a series by time, with a gap as long as a window, before windows are cut out of it.",
+            f"{shared} of {len(evaluated)} evaluation samples share {length} or more numbers in a row with training "
+            "samples, like overlapping windows of a series, so the evaluation measures memorisation.",
+            "Split a series by time, with a gap as long as a window, before you cut windows out of it.",
         )
 
 
 def _runs(inputs: Tensor, length: int) -> list[set[bytes]]:
-    """Return all runs of rows of each sample, apart from those that have few distinct numbers."""
+    """Return all runs of rows of each sample, except for samples with few different numbers."""
     width = inputs[0, 0].numel() * inputs.element_size()
     found: list[set[bytes]] = []
     for sample in inputs.contiguous():
@@ -79,7 +79,7 @@ def _runs(inputs: Tensor, length: int) -> list[set[bytes]]:
 
 
 def _check_copies(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
-    """Look for samples to evaluate with some training samples very near, and all others far away."""
+    """Look for evaluation samples that are very near to some training samples, and far away from all others."""
     centred = train - train.mean(0)
     if train.shape[1] < _DIRECTIONS or _directions(centred) < _DIRECTIONS or len(train) <= _NEIGHBOURS + 1:
         return
@@ -90,14 +90,14 @@ def _check_copies(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     if share > _COPIES:
         yield noticed(
             "near-copies-in-evaluation",
-            f"{share:.0%} of the samples to evaluate are nearly the same as some training samples, {_JUMP:g} times "
+            f"{share:.0%} of the evaluation samples are nearly the same as some training samples, {_JUMP:g} times "
             "nearer than any other: copies with a little noise, as oversampling and augmentation make them.",
-            "Divide the samples first, and oversample or augment only the training set.",
+            "Split the samples first, and oversample or augment only the training set.",
         )
 
 
 def _directions(centred: Tensor) -> float:
-    """Return in how many directions samples differ, as the participation ratio of their covariance."""
+    """Return the number of directions in which samples differ: the participation ratio of their covariance."""
     gram = centred @ centred.T if centred.shape[0] < centred.shape[1] else centred.T @ centred
     return float(gram.diagonal().sum() ** 2 / (gram.square().sum() + 1e-12))
 
@@ -107,7 +107,7 @@ def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
         are_finite = bool(train.isfinite().all()) and bool(evaluated.isfinite().all())
         scales = scales_that_differ(train, evaluated) if are_finite else None
         if scales is not None:
-            do = "Scale the targets of both sets by the numbers of the training set."
+            do = "Scale the targets of both sets with the statistics of the training set."
             yield noticed("evaluation-targets-differ", f"Targets {scales}", do)
     elif train.dim() == 1 and not evaluated.is_floating_point():
         seen, classes = set(map(int, train)), set(map(int, evaluated))
@@ -116,34 +116,34 @@ def _check_targets(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
         if new and share > _SHARE and len(train) >= 10 * len(seen) and min(seen) >= 0:
             yield noticed(
                 "classes-never-trained",
-                f"{share:.0%} of the samples to evaluate have classes that do not occur among {len(train)} training "
-                f"samples, such as {min(new)}; which have {len(seen)} classes, from {min(seen)} to {max(seen)}.",
-                "Shuffle before the samples are divided, or divide each class.",
+                f"{share:.0%} of the evaluation samples have classes that do not occur among {len(train)} training "
+                f"samples, such as {min(new)}; these have {len(seen)} classes, from {min(seen)} to {max(seen)}.",
+                "Shuffle before you split the samples, or split each class.",
             )
 
 
 def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
-    """Yield a finding if a class that is common in one of two sets does not occur in the other one.
+    """Yield a finding if a class that is common in either set does not occur in the other set.
 
     Args:
         train: Targets of training samples from all over their set, in its order.
-        evaluated: Targets of samples to evaluate.
+        evaluated: Targets of evaluation samples.
     """
     if not _are_classes(train) or not _are_classes(evaluated):
         return
     classes, others = train.flatten().long(), evaluated.flatten().long()
-    for present, other, what, of_which in (
-        (classes, others, "training samples", "samples to evaluate"),
-        (others, classes, "samples to evaluate", "training samples"),
+    for present, other, name, name_of_other in (
+        (classes, others, "training samples", "evaluation samples"),
+        (others, classes, "evaluation samples", "training samples"),
     ):
         lacking = _lacking(present, other)
         if lacking:
             yield noticed(
                 "classes-of-one-set",
-                f"{sum(lacking.values()):.0%} of the {what} have classes that do not occur among {len(other)} "
-                f"{of_which}, such as {next(iter(lacking))}: the distribution of classes differs, as if samples were "
-                "sorted before they were divided.",
-                "Shuffle before the samples are divided, for example with torch.utils.data.random_split, or divide "
+                f"{sum(lacking.values()):.0%} of the {name} have classes that do not occur among {len(other)} "
+                f"{name_of_other}, such as {next(iter(lacking))}: the distribution of classes differs, as if samples "
+                "were sorted before they were split.",
+                "Shuffle before you split the samples, for example with torch.utils.data.random_split, or split "
                 "each class.",
                 "warning" if _is_cut(classes, others) else "note",
             )
@@ -160,7 +160,7 @@ def _are_classes(targets: Tensor) -> bool:
 
 
 def _lacking(classes: Tensor, others: Tensor) -> dict[int, float]:
-    """Return the classes that are common in one set and do not occur in another, which is not by chance."""
+    """Return the classes that are common in a set and do not occur in another, unless that may be chance."""
     shares = {label: float((classes == label).double().mean()) for label in sorted(set(map(int, classes)))}
     missing = {
         label: share for label, share in shares.items() if share >= _COMMON and not bool((others == label).any())
@@ -169,7 +169,7 @@ def _lacking(classes: Tensor, others: Tensor) -> dict[int, float]:
 
 
 def _is_cut(train: Tensor, evaluated: Tensor) -> bool:
-    """Whether both are pieces of one sorted list: where one ends, the other begins, and it has the rest of a class."""
+    """Whether both are pieces of a sorted list: the second begins where the first ends, with the rest of a class."""
     if not all(_is_sorted(targets) for targets in (train, evaluated)):
         return False
     is_after, is_before = bool(train[-1] == evaluated[0]), bool(evaluated[-1] == train[0])
@@ -181,27 +181,27 @@ def _is_cut(train: Tensor, evaluated: Tensor) -> bool:
 
 
 def _is_sorted(classes: Tensor) -> bool:
-    """Whether all samples of a class follow each other."""
+    """Whether all samples of each class follow each other."""
     changes = int((classes[1:] != classes[:-1]).sum())
     return changes + 1 == len(set(map(int, classes)))
 
 
 def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: Any, data: Any) -> Iterator[Finding]:
-    """Yield what is wrong with samples to evaluate.
+    """Yield findings about evaluation samples.
 
     Args:
         train: Samples of the training data.
-        evaluation: Samples to evaluate.
+        evaluation: Samples of the evaluation data.
         train_data: The training data.
-        data: The data to evaluate.
+        data: The evaluation data.
     """
     shared = _shared(train, evaluation, dataset_of(train_data), dataset_of(data))
     if shared:
         yield noticed(
             "same-samples-in-evaluation",
-            f"{shared} of the samples to evaluate are among the training samples: the evaluation shows what was "
-            "learnt by heart.",
-            "Divide the samples, for example with torch.utils.data.random_split.",
+            f"{shared} of the evaluation samples are among the training samples, so the evaluation measures "
+            "memorisation.",
+            "Split the samples, for example with torch.utils.data.random_split.",
         )
     dataset = evaluation.dataset
     if dataset is None or not evaluation.samples:
@@ -214,7 +214,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
         if found[0] != found[1]:
             yield noticed(
                 "augmentation-in-evaluation",
-                f"Sample {position} of the data to evaluate is another one each time it is fetched.",
+                f"Sample {position} of the evaluation data is different each time it is fetched.",
                 "Give the evaluation a dataset without random augmentation.",
             )
             return
@@ -238,12 +238,12 @@ def _shared(train: Samples, evaluation: Samples, train_set: Any, other: Any) -> 
     number = sum(digest in among for digest in wanted)
     has_copies = len(among) < (1 - _OWN_COPIES) * len(known)
     if number < _OVERLAP * len(wanted) or (has_copies and not _is_continuous(evaluation.samples[0])):
-        return None  # samples that are alike by chance
+        return None  # samples may be equal by chance
     return f"{number} of {len(wanted)}"
 
 
 def _is_continuous(sample: Any) -> bool:
-    """Whether two samples are hardly equal by chance, as they have several numbers that are not whole."""
+    """Whether a sample has several numbers that are not whole, so that it hardly equals another by chance."""
     numbers = torch.cat(
         [tensor.flatten().double() for tensor in tensors_in(sample) if tensor.is_floating_point()] or [torch.empty(0)]
     )
@@ -255,7 +255,9 @@ def _digest(sample: Any) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(repr((tensor.shape, tensor.dtype)).encode())
-        flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))  # one element has any stride
+        flat = (
+            tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
+        )  # a single element may have any stride
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     if not tensors:
         digest.update(pickle.dumps(sample))

@@ -1,4 +1,4 @@
-"""Makes a few updates as the run would, and experiments with the first batch."""
+"""Makes some updates as the run would, and experiments with the first batch."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _UPDATES = 10
 """Enough to see layers that are left out at random."""
 
 _SLOW = 0.005
-"""Seconds to fetch a batch that are worth workers."""
+"""The seconds for a batch above which workers are worthwhile."""
 
 _PART = 100_000
-"""Numbers of a model that are looked at at once."""
+"""The numbers of a model that are processed at once."""
 
 
 class Steps:
@@ -60,11 +60,11 @@ class Steps:
 
     Attributes:
         trainer: The trainer.
-        findings: What was found in the first batch.
-        observer: What was seen.
-        planned: What the run is going to do.
-        left_out: What could not be tried, and why.
-        error: What ended them, if they did not work.
+        findings: The findings in the first batch.
+        observer: The observations.
+        planned: The updates and rates of the run.
+        left_out: The checks that could not be made, with the reasons.
+        error: The error that ended the updates, if any.
     """
 
     def __init__(self, job: Job) -> None:
@@ -81,7 +81,7 @@ class Steps:
         self.has_changed = False
         before, norms = _numbers_of(model), batches_of_norms(model)
         order: Order | None = asked["order"]
-        if order is not None and order.makes_batches:  # the batch size is the one of evaluations, which are left out
+        if order is not None and order.makes_batches:  # the batch size is only for evaluations, which are left out
             usual = inspect.signature(Trainer.train).parameters["per_device_batch_size"].default
             asked = {**asked, "per_device_batch_size": usual}
         self.planned = PlannedRun(trainer, asked)
@@ -90,7 +90,7 @@ class Steps:
         graphs, self._routing = KeptGraphs(model), Routing(model)
         recomputed = RecomputedNorms(model)
         watching = [self.planned, graphs, recomputed, self.observer]
-        with trial(trainer, *watching, self._routing, data=asked.values()):  # the routing watches no experiments
+        with trial(trainer, *watching, self._routing, data=asked.values()):  # the routing does not watch experiments
             hooks = [optimizer.register_step_pre_hook(self._note_gradients) for optimizer in optimizers]
             try:
                 trainer.train(**asked)
@@ -137,7 +137,7 @@ class Steps:
         if first is None or any(finding.name == "targets-not-finite" for finding in self.findings):
             return
         parts = check_batch, check_output_experiments, check_step, self._check_outputs, check_parts
-        with with_methods(self.trainer, log=ignore):  # a step may log a name once, and the experiments repeat it
+        with with_methods(self.trainer, log=ignore):  # a step may log a name only once, and the experiments repeat it
             for part in parts:
                 self._try(part, first)
 
@@ -145,8 +145,8 @@ class Steps:
         try:
             with restored_rng_states(self.trainer.device):
                 self.findings += experiment(first)
-        except Exception as error:  # of a step that cannot be repeated, or takes no other batches
-            reason = f"what the loss of the first batch depends on: {first_line(error)}"
+        except Exception as error:  # a step that cannot be repeated, or requires certain batches
+            reason = f"experiments with the first batch: {first_line(error)}"
             self.left_out += [reason] if reason not in self.left_out else []
 
     def _check_outputs(self, first: FirstBatch) -> Iterator[Finding]:
@@ -154,14 +154,14 @@ class Steps:
         yield from (finding for finding in check_dependence(first) if finding.name not in names)
 
     def check(self) -> Iterator[Finding]:
-        """Yield what was found."""
+        """Yield the findings."""
         yield from self.findings
         if self.error is not None:
             if self.findings:
                 return
             failed = [call for call in self.observer.loss_calls if call.value is None]
             explained = [finding for call in failed for finding in check_loss(call)]
-            do = "Train one update, max_num_train_steps=1, and look at the traceback."
+            do = "Train a single update, with max_num_train_steps=1, and look at the traceback."
             plain = failure("The first update", self.error, do)
             if any(
                 not type(callback).__module__.startswith("pa_") for callback in self.trainer.callback_handler.callbacks
@@ -176,7 +176,7 @@ class Steps:
     def _check_updates(self) -> Iterator[Finding]:
         observer = self.observer
         if not all(observer.is_training):
-            yield not_in_training_mode("Call model.train(), which train_epoch_start does where it is not overridden.")
+            yield not_in_training_mode("Call model.train(); the default train_epoch_start does.")
         yield from check_progress(
             observer.rates,
             len(observer.rates),
@@ -187,7 +187,7 @@ class Steps:
         if observer.keeps_gradients:
             yield noticed(
                 "gradients-not-cleared",
-                "Gradients are still there after an update, so that the next one adds to them.",
+                "Gradients are not cleared after an update, so the next update adds to them.",
                 "Look for an overridden optimizer_zero_grad that does not call zero_grad.",
             )
         yield from self._of_weights
@@ -214,14 +214,15 @@ class Steps:
         if fetching > max(_SLOW, computing) and workers < most:
             yield noticed(
                 "workers-are-the-bottleneck",
-                f"Fetching a batch takes {1000 * fetching:.0f} ms, the rest of the step {1000 * computing:.0f} ms.",
+                f"Steps wait for data: fetching a batch takes {1000 * fetching:.0f} ms, the rest of the step "
+                f"{1000 * computing:.0f} ms.",
                 f"Pass num_workers={most} in train_dataloader_kwargs.",
             )
 
 
 @torch.no_grad()
 def _numbers_of(model: nn.Module) -> list[tuple[float, float]]:
-    """Return what tells weights from others; a copy of them would need memory."""
+    """Return numbers that distinguish weights from others; a copy of the weights would need memory."""
     flat = [parameter.detach().flatten() for parameter in model.parameters()]
     parts = (weights[start : start + _PART].double() for weights in flat for start in range(0, len(weights), _PART))
     return [(float(part.sum()), float(part.square().sum())) for part in parts]

@@ -71,10 +71,10 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def flipped(tensor: Tensor) -> Tensor:
-    """Return the samples of a tensor in the opposite order.
+    """Return the samples of a tensor in reverse order.
 
     Args:
-        tensor: With a row for each sample, or a number.
+        tensor: A tensor with a row for each sample, or a single number.
     """
     return tensor.flip(0) if tensor.dim() else tensor
 
@@ -94,10 +94,10 @@ def is_same(first: Tensor, other: Tensor) -> bool:
 
 
 def is_repeated(tensor: Tensor) -> bool:
-    """Whether all rows of a tensor are the same but for rounding; without a copy, for which there may be no memory.
+    """Whether all rows of a tensor are the same up to rounding; without a copy, which may not fit in memory.
 
     Args:
-        tensor: At least one row of real numbers.
+        tensor: At least a row of real numbers.
     """
     highest, lowest = tensor.amax(0).double(), tensor.amin(0).double()
     return bool((highest - lowest).max() <= _ROUNDED * torch.maximum(highest.abs(), lowest.abs()).max())
@@ -118,16 +118,16 @@ def scales_that_differ(train: Tensor, evaluated: Tensor) -> str | None:
     if not is_wider and abs(mean - other_mean) <= _AWAY * max(deviation, other_deviation):
         return None
     return (
-        f"in training have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, in the evaluation "
-        f"{other_mean:.3g} and {other_deviation:.3g}."
+        f"have a mean of {mean:.3g} and a standard deviation of {deviation:.3g} in training, but "
+        f"{other_mean:.3g} and {other_deviation:.3g} in the evaluation."
     )
 
 
 def stacked(values: list[Any]) -> Tensor | None:
-    """Return numbers, arrays or tensors as one tensor; None if they are something else, or of several shapes.
+    """Return numbers, arrays or tensors as a single tensor; None for other values, or for different shapes.
 
     Args:
-        values: One for each sample.
+        values: A value for each sample.
     """
     if not values:
         return None
@@ -152,7 +152,7 @@ def features_of(inputs: Tensor) -> Tensor:
     """Return inputs as a table of numbers, with a row for each sample, and some of the columns if there are many.
 
     Args:
-        inputs: Of many samples.
+        inputs: The inputs of many samples.
     """
     table = inputs.flatten(1) if inputs.dim() > 1 else inputs[:, None]
     step = -(-table.shape[1] // _MANY_FEATURES)
@@ -160,10 +160,10 @@ def features_of(inputs: Tensor) -> Tensor:
 
 
 def is_continuous(table: Tensor) -> bool:
-    """Whether most rows of a table have numbers that are hardly equal by chance, as they are not whole.
+    """Whether most rows of a table have numbers that are not whole, so that rows are hardly equal by chance.
 
     Args:
-        table: Of numbers.
+        table: A table of numbers.
     """
     if not table.is_floating_point():
         return False

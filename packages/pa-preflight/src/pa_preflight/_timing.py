@@ -1,4 +1,4 @@
-"""How long a run is going to take, from a few updates and batches that are timed."""
+"""Measures the time of some updates and batches, to predict the time of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIRST, _ENOUGH = 5.0, 3.0
 
 
 class Timing:
-    """Makes the first updates of a run, and evaluates the first batches, both of which are undone.
+    """Makes the first updates of a run, and evaluates the first batches; both are undone.
 
     Args:
         trainer: The trainer.
@@ -38,8 +38,8 @@ class Timing:
         limits: Callbacks that limit its batches.
 
     Attributes:
-        batch: The largest batch that was trained on; None without one.
-        notes: What could not be timed, and why.
+        batch: The largest batch that was trained on; None before any batch.
+        notes: The parts that could not be timed, with the reasons.
         is_possible: Whether an update was made, or would have been with more memory.
     """
 
@@ -57,7 +57,7 @@ class Timing:
         step = self._noting_batches(trainer.calculate_train_batch_loss)
         with (
             trial(trainer, *limits, self._clock, data=asked.values()),
-            # whose end it would be told of, though there was no run
+            # without training_run_end, because no training has taken place
             with_methods(trainer, calculate_train_batch_loss=step, training_run_end=ignore),
         ):
             self.is_possible = self._run("An update", trainer, updates)
@@ -73,21 +73,21 @@ class Timing:
 
         return note
 
-    def _run(self, what: str, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> bool:
+    def _run(self, subject: str, trainer: Trainer[Any, Any, Any, Any], asked: dict[str, Any]) -> bool:
         try:
             trainer.train(**asked)
         except Exception as error:
-            self.notes.append(f"{what} could not be made: {first_line(error)}")
+            self.notes.append(f"{subject} could not be made: {first_line(error)}")
             return isinstance(error, (torch.OutOfMemoryError, MemoryError))
         return True
 
     def seconds(self, batches: int, updates: int, evaluations: Iterable[PlannedEvaluation]) -> PlannedSeconds:
-        """Return what a run takes.
+        """Return the predicted seconds of a run.
 
         Args:
-            batches: How many batches an update has.
-            updates: How many updates there are.
-            evaluations: Its evaluations.
+            batches: The number of batches of an update.
+            updates: The number of updates.
+            evaluations: The evaluations of the run.
         """
         update, of_batches = self._clock.of_update(batches), self._clock.of_evaluations()
         each = [
@@ -98,7 +98,9 @@ class Timing:
         ]
         known = [seconds for seconds in each if seconds is not None]
         if len(known) < len(each) and self._is_evaluated:
-            self.notes.append("The time of evaluations is left out: a set has no length, or was not reached in time.")
+            self.notes.append(
+                "The time of evaluations is left out: a set has no length, or its evaluation was not reached in time."
+            )
         return PlannedSeconds(
             update=update,
             updates=None if update is None else updates * update,
@@ -107,7 +109,7 @@ class Timing:
 
 
 class _Clock(TrainerCallback):
-    """Notes when steps begin and end."""
+    """Records when steps begin and end."""
 
     def __init__(self) -> None:
         self.is_training = True
@@ -118,7 +120,7 @@ class _Clock(TrainerCallback):
         self._ends_at = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The evaluation before a run would call a copy."""
+        """Return this object, as the evaluation before a run would call a copy."""
         return self
 
     @override
@@ -146,7 +148,7 @@ class _Clock(TrainerCallback):
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        raise StopTrainingError("One epoch is enough.")
+        raise StopTrainingError("An epoch is enough.")
 
     @override
     def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -166,7 +168,7 @@ class _Clock(TrainerCallback):
         return time.perf_counter()
 
     def of_update(self, batches: int) -> float | None:
-        """The seconds of an update of some batches; the first one, which warms up, counts if there is no other."""
+        """Return the seconds of an update of some batches; the first, which warms up, counts only if it is alone."""
         steps, updates = self._steps, self._updates
         if len(updates) > 1:
             return _typical(updates)
@@ -175,7 +177,7 @@ class _Clock(TrainerCallback):
         return updates[0] - steps[0] if updates else None
 
     def of_evaluations(self) -> dict[str | None, float]:
-        """The seconds of a batch of each set; the first one as above."""
+        """Return the seconds of a batch of each set; the first batch counts only if it is alone."""
         timed = {name: times for name, times in self._evaluated.items() if times[1:]}
         return {name: _typical(times[1:] if times[2:] else times) for name, times in timed.items()}
 

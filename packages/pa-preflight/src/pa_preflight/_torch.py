@@ -1,4 +1,4 @@
-"""Private names of torch, each with the public way that is not enough."""
+"""Private names of torch, each with the public alternative that is not enough."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class FakeMode(Protocol):
     def __exit__(self, *exception: object) -> bool | None: ...
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor like another one, on the same device, without values."""
+        """Return a tensor like this tensor, on the same device, without values."""
         ...
 
 
 def fake_mode() -> FakeMode:
-    """Return torch's mode for tensors without values; those on "meta", which is public, are on no device of a model."""
+    """Return torch's mode for tensors without values; "meta", which is public, is not the device of a model."""
     return cast("FakeMode", _fake_tensors("FakeTensorMode")(allow_non_fake_inputs=True))
 
 
@@ -35,18 +35,18 @@ def with_values() -> AbstractContextManager[object]:
 
 
 def value_errors() -> tuple[type[Exception], ...]:
-    """Return what a fake mode raises where a number or a shape follows from values; torch documents neither."""
+    """Return the errors of a fake mode where a number or a shape depends on values; torch does not document them."""
     return _fake_tensors("DataDependentOutputException"), _fake_tensors("DynamicOutputShapeException")
 
 
 def watching(
     note: Callable[[Any, Sequence[Any], Any], None], answer: Callable[[Any], Any] = lambda _operation: None
 ) -> AbstractContextManager[object]:
-    """Return a context in which each operation is noted; a public ``TorchFunctionMode`` sees no backward pass.
+    """Return a context in which each operation is recorded; a public ``TorchFunctionMode`` sees no backward pass.
 
     Args:
-        note: Called with the operation, its arguments, and what it returned.
-        answer: Called with the operation, to return what it returns; None to let it compute.
+        note: Called with the operation, its arguments, and its return value.
+        answer: Called with the operation, to return its result; None to let it compute.
     """
     base: Any = _private(importlib.import_module("torch.utils._python_dispatch"), "TorchDispatchMode")
 
@@ -62,7 +62,7 @@ def watching(
 
 
 def is_in_backward() -> bool:
-    """Return whether a backward pass is running in this thread, which no public name tells."""
+    """Return whether a backward pass is running in this thread, which has no public name."""
     return cast("int", _private(importlib.import_module("torch._C"), "_current_graph_task_id")()) >= 0
 
 
@@ -74,8 +74,8 @@ def _private(owner: Any, name: str) -> Any:
     found = getattr(owner, name, None)
     if found is None:
         raise UnsupportedConfigurationError(
-            "This needs a part of torch that has no public name, and that this version of torch does not have.",
+            "pa-preflight needs a private part of torch that this version of torch does not have.",
             given=f"torch {torch.__version__}, without {owner.__name__}.{name}",
-            do="Install a version that was tried, torch 2.11 to 2.15, or a newer pa-preflight.",
+            do="Install a tested version, torch 2.11 to 2.15, or a newer pa-preflight.",
         )
     return found

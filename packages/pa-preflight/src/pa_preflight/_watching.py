@@ -1,4 +1,4 @@
-"""Watches the first steps of a run: what the model and the losses are called with, and what updates change."""
+"""Watches the first steps of a run: the inputs of the model and the losses, and the changes of updates."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ModelCall:
 
     Attributes:
         args: The positional arguments.
-        kwargs: The others.
-        output: The first tensor of its output; None without one.
-        made_by: The operation that made it, such as "Sigmoid"; empty without a graph.
+        kwargs: The keyword arguments.
+        output: The first tensor of its output; None if it has no tensor.
+        made_by: The operation that computed it, such as "Sigmoid"; empty without a graph.
     """
 
     args: tuple[Any, ...]
@@ -52,13 +52,13 @@ class ModelCall:
 
 
 class Observer(TrainerCallback):
-    """Notes what the first steps of a run do, and keeps the tensors of the first and the last one.
+    """Records the first steps of a run, and keeps the tensors of the first and the last step.
 
     Args:
         model: The model.
-        optimizers: What trains it.
+        optimizers: The optimizers that train it.
         at_first_batch: Called with the first batch, when its loss is known and nothing was changed.
-        num_updates: After how many updates the run ends; its schedule has all of them.
+        num_updates: The number of updates after which the run ends; its schedule has all of them.
         after_first_step: Called when the first step is over, and its graph is gone.
     """
 
@@ -81,17 +81,17 @@ class Observer(TrainerCallback):
         self.losses: list[Tensor] = []
         self._of_first = 0, 0
         self._of_step = 0, 0
-        self.rows: list[tuple[Tensor, Tensor]] = []  # what the model got in each step, and what the loss compared with
+        self.rows: list[tuple[Tensor, Tensor]] = []  # in each step, the inputs of the model and the targets of the loss
         self.rates: list[list[float]] = []  # of the parameter groups, before each update
         self.called: list[nn.Module] = [model]
-        self.stepped: set[int] = set()  # parameters by their identity: those that optimizers step, and with a gradient
+        self.stepped: set[int] = set()  # parameters that optimizers step and that have a gradient, by identity
         self.with_gradient: set[int] = set()
         self.is_training: list[bool] = []
         self.first_inputs: list[Tensor] = []
         self.first_modes: dict[int, bool] = {}  # of modules by their identity, when the first step begins
         self.in_training: set[type[nn.Module]] = set()
         self.over_lengths: set[type[nn.Module]] = set()  # layers that take means over more than samples
-        self.reached_outside = False  # whether parameters that no optimizer has got a gradient
+        self.reached_outside = False  # whether a parameter that is in no optimizer got a gradient
         self.keeps_gradients = False
         self.fetching: list[float] = []
         self.computing: list[float] = []
@@ -100,7 +100,7 @@ class Observer(TrainerCallback):
         self._stack = ExitStack()
 
     def close(self) -> None:
-        """Let the model and its optimizers be."""
+        """Remove the hooks from the model and its optimizers."""
         self._stack.close()
 
     @override
@@ -179,7 +179,7 @@ class Observer(TrainerCallback):
         self.model_calls.append(ModelCall(args, kwargs, kept, "" if first is None else made_by(first)))
 
     def _note_inputs(self, _layer: nn.Module, args: tuple[Any, ...]) -> None:
-        """Take what the first layer with a matrix gets, normalised where the model does it."""
+        """Keep the inputs of the first layer with a matrix, after the model may have normalised them."""
         if not self.first_inputs:
             self.first_inputs = tensors_in(args)[:1]
 
@@ -204,20 +204,20 @@ class _LayerWatch(TrainerCallback):
         self.hooks: list[RemovableHandle] = []
 
     def close(self) -> None:
-        """Let the layers be."""
+        """Remove the hooks from the layers."""
         while self.hooks:
             self.hooks.pop().remove()
 
 
 class _Marker:
-    """Is held by a node of a graph, as long as there is one."""
+    """An object that a node of a graph holds as long as the graph exists."""
 
     def __call__(self, *_gradients: object) -> None:
-        """Leave gradients as they are."""
+        """Return gradients unchanged."""
 
 
 class KeptGraphs(_LayerWatch):
-    """Marks the graphs of the first steps, and tells which are still there.
+    """Marks the graphs of the first steps, and finds out which still exist.
 
     Args:
         model: The model, whose layers' outputs are marked.
@@ -258,12 +258,12 @@ class KeptGraphs(_LayerWatch):
         self.close()
         if self.count <= _WATCHED_STEPS or self._kept() < _ENOUGH:
             return
-        gc.collect()  # what holds itself
+        gc.collect()  # objects in reference cycles
         if self._kept() >= _ENOUGH:
             yield noticed(
                 "graphs-kept",
-                f"After {self.count} steps, the graphs of {self._kept()} of the first {_WATCHED_STEPS} are still in "
-                "memory, with what they need for a backward pass: memory grows with each step.",
+                f"Memory grows with each step: after {self.count} steps, the graphs of {self._kept()} of the first "
+                f"{_WATCHED_STEPS} are still in memory, with their activations.",
                 "Look for losses and outputs that are added up or put into a list: keep value.detach(), or log them.",
             )
 
@@ -272,7 +272,7 @@ class KeptGraphs(_LayerWatch):
 
 
 class RecomputedNorms(_LayerWatch):
-    """Notes which layers with running statistics are called in the backward passes of the first update.
+    """Records which layers with running statistics are called in the backward passes of the first update.
 
     Args:
         model: The model.
@@ -316,7 +316,7 @@ class RecomputedNorms(_LayerWatch):
 
 
 class Routing(_LayerWatch):
-    """Notes how many rows the layers of lists get in each step, and so which lists are not used as a whole.
+    """Records the number of rows of the layers of lists in each step, to find lists that are not used as a whole.
 
     Args:
         model: The model.
@@ -350,10 +350,10 @@ class Routing(_LayerWatch):
         self._of_step.setdefault(id(layer), []).append(0 if given is None else len(given))
 
     def may_leave_out(self, parameter: str) -> bool:
-        """Whether a parameter is in a list of which batches of the same shape have used the layers differently.
+        """Whether batches of the same shape have used the layers of the parameter's list differently.
 
         Args:
-            parameter: Its name.
+            parameter: The name of the parameter.
         """
         differing = {identity for (identity, _), rows in self._of_layer.items() if len(rows) > 1}
         holding = (layers for name, layers in self._lists.items() if parameter.startswith(f"{name}." if name else ""))

@@ -137,8 +137,8 @@ def find_learning_rate(
         highest: The rate of the last update. The default, 10, makes nearly every model diverge.
         num_updates: The largest number of updates to make. The default, 100, takes seconds to minutes and still has
             more than ten updates for each power of ten.
-        per_device_batch_size: The batch size on each process; pass that of the run, because a good rate depends on it.
-        gradient_accumulation_steps: The number of batches of an update; pass that of the run.
+        per_device_batch_size: The batch size on each process, as in the run: a good rate depends on it.
+        gradient_accumulation_steps: The number of batches of an update, as in the run.
         train_dataloader_kwargs: Arguments of the data loader, as in the run.
         collate_fn: Makes a batch from a list of samples, as in the run.
 

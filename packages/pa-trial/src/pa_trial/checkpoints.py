@@ -115,7 +115,7 @@ class Checkpoints:
         return uuid
 
     def tell_callbacks(self, uuid: str) -> None:
-        """Call the callbacks after a checkpoint was saved: those of the chief with its folder, then all with its name.
+        """Call the callbacks after a checkpoint was saved: on the chief with its folder, then on all with its name.
 
         Args:
             uuid: The return value of ``save``.

@@ -165,7 +165,7 @@ class TrialGradients:
         return sums
 
     def _models_expected(self) -> tuple[int, ...]:
-        """Return the models that this place reached in the batches before; at a new place, those of the last place."""
+        """Return the models that this place, or a new place's predecessor, reached in the batches before."""
         return self._expected[min(self._position, len(self._expected) - 1)] if self._expected else ()
 
     def _exchange_of(self, models: tuple[int, ...]) -> GradientExchange:
