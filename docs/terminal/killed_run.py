@@ -72,7 +72,7 @@ class _Recording:
                     process.kill()
                     break
         if killed_after is not None:
-            self.show("Killed                                    # by kill -9, in the middle of an epoch", "signal")
+            self.show("Killed  # by kill -9, in the middle of an epoch", "signal")
         if last_only:
             self.show(text)
 

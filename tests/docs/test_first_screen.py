@@ -32,7 +32,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
 
 def texts_of(svg: str) -> list[str]:
     """The lines of text of a picture, without the title of the window."""
-    return [element.text or "" for element in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")][1:]
+    return ["".join(element.itertext()) for element in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")][1:]
 
 
 def without_checksums(texts: list[str]) -> str:
