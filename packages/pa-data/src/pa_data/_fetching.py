@@ -1,4 +1,4 @@
-"""Makes batches from the indices of their samples, and brings them to the device."""
+"""Makes batches from the indices of their samples, and moves them to the device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def collate(samples: list[Any]) -> Any:
-    """Make a batch as torch does by default.
+    """Combine samples into a batch as torch does by default.
 
     Args:
         samples: The samples of the batch.
@@ -63,29 +63,31 @@ def collate(samples: list[Any]) -> Any:
 
 
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
-"""What a batch is made from: a key, the indices of the samples, and what extends the key for each if not its index.
+"""Everything that a batch of a ``RequestedDataLoader`` depends on: a key, the indices of its samples, and their draws.
 
-Of a stream the third is a range: samples before its start are kept for later batches, samples before its stop are read.
+The key seeds the random number generators, see ``pa_data.rng.mix``. The third entry is a number for each sample that
+extends the key, or None if the index of the sample does. For a stream it is a range: samples before its start are kept
+for later batches, and samples before its stop are read.
 
-A worker is sent the key with every batch, so one that lives for several epochs never draws from an old one.
+Every batch brings its key to the worker, so a worker that lives for several epochs never uses an old key.
 """
 
 
 class BatchFetcher(Protocol):
-    """Makes a batch of the samples at ``indices``; ``draws`` extend the key, or else the indices do."""
+    """A function that makes a batch of the samples at ``indices``; ``draws`` extend the key, or else the indices do."""
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
 class SampleFetcher:
-    """Fetches one sample after the other from the dataset and collates them.
+    """Reads samples one after the other from a dataset, and collates them.
 
     Attributes:
         dataset: The dataset.
-        collate_fn: Makes a batch of the samples.
-        keyed: Whether the RNGs are seeded for each sample. What ``collate_fn`` draws continues from the
-            RNG state after the last sample of the batch.
+        collate_fn: The function that combines samples into a batch.
+        keyed: Whether the random number generators are seeded for each sample. Draws of ``collate_fn`` continue from
+            the state after the last sample of the batch.
     """
 
     dataset: Dataset[Any]
@@ -94,11 +96,11 @@ class SampleFetcher:
 
     @cached_property
     def draws_itself(self) -> bool:
-        """Whether fetching may seed the global generators, whose states the caller then preserves."""
+        """Whether fetching may seed the global generators, whose states the caller then restores."""
         return self.keyed and not indexes_only(self.dataset)
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
-        """Return the batch of the samples at ``indices``, drawn with this key."""
+        """Return the batch of the samples at ``indices``, with random numbers for this key."""
         chosen = listed(indices)
         of_each = chosen if draws is None else draws
         try:
@@ -152,10 +154,10 @@ class SampleFetcher:
 
 @dataclass(frozen=True)
 class WholeBatchFetcher:
-    """Fetches all samples at once from a dataset that cannot draw, so it needs no key.
+    """Reads all samples of a batch at once from a dataset without random numbers, so it needs no key.
 
     Attributes:
-        dataset: A dataset that `pa_data.can_fetch_batch` accepts.
+        dataset: A dataset that ``can_fetch_batch`` accepts.
     """
 
     dataset: Dataset[Any]
@@ -177,9 +179,9 @@ class WholeBatchFetcher:
 
 
 class WorkerDataset(Dataset[Any]):
-    """What torch's workers index: each request gives a whole batch, collated already.
+    """The dataset in torch's workers: for each request it returns a whole batch, already collated.
 
-    With each comes the epoch, which the copy of the dataset in this worker is told.
+    Each request contains the epoch, which this worker passes to its copy of the dataset.
     """
 
     def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any], state: StateInWorkers) -> None:
@@ -203,11 +205,11 @@ class WorkerDataset(Dataset[Any]):
 
 
 def tell_epoch(dataset: Dataset[Any], fetcher: BatchFetcher, epoch: int) -> None:
-    """Tell a dataset and what collates its samples which epoch begins.
+    """Tell a dataset and its collate function which epoch begins.
 
     Args:
         dataset: The dataset.
-        fetcher: Makes its batches.
+        fetcher: The fetcher of its batches.
         epoch: The number of the epoch.
     """
     set_epoch(dataset, epoch)
@@ -219,11 +221,12 @@ _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 
 
 class SupportsFetchBatch(Protocol[_BatchT_co]):
-    """A dataset that offers to fetch whole batches itself.
+    """Describe a dataset that can read a whole batch at once, which is often much faster than sample by sample.
 
-    Single samples are fetched from a dataset with this method only if the loader has a ``collate_fn``. What the method
-    returns is the batch: it is not collated again. Random draws inside it are not keyed by sample; a dataset that draws
-    should not offer it. Subsets of such a dataset are fetched by the same method.
+    Add a method ``fetch_batch`` to your dataset, for example if it indexes an array. Loaders of this package then call
+    it instead of ``__getitem__``, unless they have a ``collate_fn``. The result is the batch, and is not collated.
+    Random numbers in the method do not depend on the sample, so do not offer it in a dataset with random augmentation.
+    Subsets of the dataset use the same method.
 
     Example:
         >>> class Squares(Dataset[Tensor]):
@@ -239,24 +242,44 @@ class SupportsFetchBatch(Protocol[_BatchT_co]):
     """
 
     def fetch_batch(self, indices: Tensor) -> _BatchT_co:
-        """Return the batch of the samples at ``indices``, int64 of shape ``(batch size,)``."""
+        """Return the batch of some samples. The loader calls it with the indices of a batch.
+
+        Args:
+            indices: The indices of the samples, as int64 of shape ``(batch size,)`` on the CPU. They are not negative.
+
+        Returns:
+            The batch, equal to the result of collating the samples.
+
+        Example:
+            >>> class Rows(Dataset[Tensor]):
+            ...     rows = torch.arange(6).reshape(3, 2)
+            ...     def __len__(self) -> int:
+            ...         return len(self.rows)
+            ...     def fetch_batch(self, indices: Tensor) -> Tensor:
+            ...         return self.rows[indices]
+            >>> Rows().fetch_batch(torch.tensor([2, 0]))
+            tensor([[4, 5],
+                    [0, 1]])
+        """
         ...
 
 
 def listed(indices: Tensor | Sequence[Any]) -> list[Any]:
-    """Return the indices of a batch in a list."""
+    """Return the indices of a batch as a list."""
     return index_list(indices) if isinstance(indices, Tensor) else list(indices)
 
 
 def is_in_memory(dataset: Dataset[Any]) -> bool:
-    """Tell whether a dataset only indexes tensors that it holds, and so can neither draw nor be slow.
+    """Return whether a dataset only indexes tensors in memory, so that reading it is fast and draws no random numbers.
 
-    True for a `torch.utils.data.TensorDataset` of dense tensors, and for subsets (including the results of
-    `torch.utils.data.random_split`) and concatenations of such datasets. A subclass with its own way to get a sample
-    may do anything there, and is not in memory.
+    Use it to decide whether a loader needs workers.
 
     Args:
         dataset: The dataset.
+
+    Returns:
+        True for a ``TensorDataset`` of dense tensors, and for subsets (including the results of ``random_split``) and
+        concatenations of such datasets. False for subclasses that override how a sample is read.
 
     Example:
         >>> tensors = TensorDataset(torch.zeros(5, 2))
@@ -275,10 +298,10 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
 
 
 def indexes_only(dataset: Dataset[Any]) -> bool:
-    """Tell whether a dataset only hands out what it holds, so that no random number can be drawn for a sample.
+    """Return whether a dataset only returns stored values, so that no random number can be drawn for a sample.
 
-    True for ranges, lists, tuples, arrays of NumPy and tensors, for a `torch.utils.data.TensorDataset`, and for
-    subsets, concatenations and stacks of such datasets; not for subclasses, which may do anything.
+    True for ranges, lists, tuples, arrays of NumPy and tensors, for a ``TensorDataset``, and for subsets,
+    concatenations and stacks of such datasets; False for subclasses.
 
     Args:
         dataset: The dataset.
@@ -301,10 +324,10 @@ def indexes_only(dataset: Dataset[Any]) -> bool:
 
 
 def reads_table(dataset: Dataset[Any]) -> bool:
-    """Tell whether a dataset reads a table of Hugging Face's `datasets`, where nothing of the script is called.
+    """Return whether a dataset reads a table of Hugging Face's ``datasets`` without calling code of the script.
 
-    True for a ``datasets.Dataset`` without a transform, in a format whose rows can be fetched together, and for
-    subsets of it. A transform can be set at any time, so this is asked again for each batch.
+    True for a ``datasets.Dataset`` without a transform, in a format whose rows can be read together, and for subsets of
+    it. A transform can be set at any time, so this is checked for each batch.
 
     Args:
         dataset: The dataset.
@@ -319,7 +342,7 @@ def reads_table(dataset: Dataset[Any]) -> bool:
 
 
 def _is_of_library(features: Any) -> bool:
-    """Whether a library alone decodes a column; scripts can register classes for it."""
+    """Return whether the library alone decodes a column; scripts can register classes for it."""
     if isinstance(features, dict):
         return all(map(_is_of_library, cast("dict[str, Any]", features).values()))
     if isinstance(features, list):
@@ -335,16 +358,16 @@ _PLAIN_SAMPLES = frozenset({bool, int, float, complex, str, bytes, Tensor})
 
 
 def is_plain_array(value: object) -> bool:
-    """Tell whether a value is an array or a number of NumPy, and of no other class.
+    """Return whether a value is an array or a number of NumPy itself, not of a subclass.
 
     Args:
-        value: Anything.
+        value: Any value.
     """
     return type(value).__module__ == "numpy" and not getattr(getattr(value, "dtype", None), "hasobject", True)
 
 
 def _are_plain(samples: list[Any]) -> bool:
-    """Whether nothing of the script is called where samples are put together, judged by the first of one kind."""
+    """Return whether collating samples calls no code of the script, judged by the first sample."""
     return len({*map(type, samples)}) == 1 and _is_plain(samples[0])
 
 
@@ -358,13 +381,13 @@ def _is_plain(sample: Any) -> bool:
 
 
 def can_fetch_batch(dataset: Dataset[Any]) -> bool:
-    """Tell whether `fetch_batch` serves a dataset.
+    """Return whether ``fetch_batch`` supports a dataset.
 
     Args:
         dataset: The dataset.
 
     Returns:
-        True if it is in memory, if it is a `SupportsFetchBatch`, or if it is a subset of such a dataset.
+        True if it is in memory, if it is a ``SupportsFetchBatch``, or if it is a subset of such a dataset.
     """
     if isinstance(dataset, Subset) and _indexes_as(dataset, Subset) and can_fetch_batch(dataset.dataset):
         return True
@@ -372,16 +395,16 @@ def can_fetch_batch(dataset: Dataset[Any]) -> bool:
 
 
 def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
-    """Fetch a batch whole, equal to what collating its samples one by one would give.
+    """Return a batch that is equal to the result of collating its samples.
 
     The batch never shares memory with the dataset, so it may be changed in place.
 
     Args:
-        dataset: A dataset that `can_fetch_batch` accepts.
-        indices: The samples, int64 of shape ``(batch size,)``.
+        dataset: A dataset that ``can_fetch_batch`` accepts.
+        indices: The samples, as int64 of shape ``(batch size,)``.
 
     Returns:
-        The batch: for tensors in memory, a list with one tensor for each tensor of the dataset.
+        The batch: for tensors in memory, a list with a tensor for each tensor of the dataset.
     """
     if type(dataset) is not TensorDataset and _offers_fetch_batch(dataset):
         return cast("SupportsFetchBatch", dataset).fetch_batch(indices)
@@ -396,7 +419,7 @@ def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
 
 
 def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
-    """Translate indices into a subset to indices into its dataset."""
+    """Translate indices of a subset to indices of its dataset."""
     table = cast("Sequence[int] | Tensor", subset.indices)  # people pass tensors too
     if isinstance(table, Tensor):
         chosen = table[indices].to(torch.int64)
@@ -407,7 +430,7 @@ def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
 
 
 def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Tensor]:
-    """Fetch from each part what is there, and restore the requested order."""
+    """Read the samples of each part, and restore the requested order."""
     ends = torch.tensor(dataset.cumulative_sizes)
     part_of = torch.bucketize(indices, ends, right=True)
     parts: list[list[Tensor]] = []
@@ -419,7 +442,7 @@ def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Te
 
 
 def _indexes_as(dataset: Dataset[Any], kind: type[Dataset[Any]]) -> bool:
-    """Tell whether a dataset gets its samples as its torch class does, with neither method overridden."""
+    """Return whether a dataset reads its samples as its torch class does, without overriding a method."""
     names = ("__getitem__", "__getitems__")
     return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
 
@@ -434,17 +457,18 @@ _BatchT = TypeVar("_BatchT")
 def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blocking: bool = False) -> _BatchT:
     """Move every tensor of a batch to a device.
 
-    Tensors are found in lists, tuples, named tuples, mappings and dataclasses, at any depth. Any other object
-    that has a ``to`` method, such as a packed sequence or a graph, is moved by it. Everything else stays.
+    Use it in a training loop for batches of any structure. Tensors are found in lists, tuples, named tuples, mappings
+    and dataclasses, at any depth. Any other object with a method ``to``, for example a packed sequence or a graph, is
+    moved by this method. All other values stay.
 
     Args:
-        batch: A batch as a loader yields it.
-        device: Where the tensors shall be.
-        non_blocking: Lets the copy run while the program continues; the source must be in pinned memory.
+        batch: A batch as a loader yields it. It is not changed.
+        device: The device, as ``torch.device`` takes it.
+        non_blocking: Whether the copy runs while the program continues, which needs tensors in pinned memory. The
+            default is False.
 
     Returns:
-        A batch of the same structure. Containers in which something moved are new ones and what was given is
-        left unchanged; where nothing moves, the very same object comes back.
+        A batch of the same structure: a copy, or ``batch`` itself if all of it is on the device already.
 
     Example:
         >>> batch = {"image": torch.zeros(2, 3), "name": ["a", "b"]}
@@ -472,14 +496,14 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
 
 
 def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT:
-    """Apply a function to the tensors in lists, tuples, named tuples, mappings and dataclasses, at any depth.
+    """Apply a function to all tensors in lists, tuples, named tuples, mappings and dataclasses, at any depth.
 
     Args:
-        value: A tensor, or any structure of them; other objects stay as they are.
-        function: Called with each tensor.
+        value: A tensor, or any structure of tensors and other values. It is not changed.
+        function: A function that is called with each tensor, and returns its replacement.
 
     Returns:
-        The same structure; the very same object if nothing changes.
+        A value of the same structure: a copy, or ``value`` itself if nothing changes. Values other than tensors stay.
 
     Example:
         >>> map_tensors({"mean": torch.zeros(1), "name": "cat"}, lambda tensor: tensor + 1)
@@ -489,15 +513,15 @@ def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT
 
 
 def can_pin_memory() -> bool:
-    """Tell whether there is an accelerator that torch pins memory for."""
+    """Return whether there is an accelerator for which torch pins memory."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"
 
 
 def pin_memory(batch: _BatchT) -> _BatchT:
-    """Copy every tensor of a batch on the CPU into pinned memory, from where it moves without blocking.
+    """Copy every tensor of a batch on the CPU to pinned memory, from which it moves without blocking.
 
-    Follows the structure of the batch as `move_to_device` does; for other objects, ``pin_memory()`` is called.
+    It follows the structure of the batch as ``move_to_device`` does; for other objects, ``pin_memory()`` is called.
 
     Args:
         batch: A batch as a loader yields it.
@@ -506,7 +530,7 @@ def pin_memory(batch: _BatchT) -> _BatchT:
         A batch of the same structure.
 
     Raises:
-        RuntimeError: From torch, if there is no accelerator to pin memory for.
+        RuntimeError: There is no accelerator.
     """
 
     def pin(leaf: Any) -> Any:
@@ -518,14 +542,14 @@ def pin_memory(batch: _BatchT) -> _BatchT:
 
 
 def _map_leaves(value: Any, function: Callable[[Any], Any], method: str) -> Any:
-    """Apply a function to the tensors and to the objects that have a method; keep what does not change."""
+    """Apply a function to the tensors, and to the objects that have a method; keep all values that do not change."""
     kind: type[Any] = value.__class__
     if issubclass(kind, Tensor) or callable(getattr(kind, method, None)):
         return function(value)
     if issubclass(kind, (list, tuple)):
-        return rebuilt_sequence(value, lambda one: _map_leaves(one, function, method))
+        return rebuilt_sequence(value, lambda item: _map_leaves(item, function, method))
     if issubclass(kind, Mapping):
-        return rebuilt_mapping(value, lambda one: _map_leaves(one, function, method))
+        return rebuilt_mapping(value, lambda item: _map_leaves(item, function, method))
     return _map_dataclass(value, function, method) if dataclasses.is_dataclass(kind) else value
 
 
@@ -541,10 +565,10 @@ def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> A
 
 
 def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
-    """Yield batches on the device, each copied there while the device computes with the one before it.
+    """Yield batches on the device; each is copied while the device computes with the previous batch.
 
-    Copies are made on their own stream, one batch ahead. What is trained on is counted where the weights change, so
-    that a batch that was fetched and not used is fetched again by a resumed run.
+    Copies use a separate stream, one batch ahead. Progress is counted where the weights change, so a resumed run
+    fetches a batch again that was fetched and not used.
 
     Args:
         batches: Batches in pinned memory.
@@ -553,7 +577,7 @@ def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_Ba
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves its streams unannotated
     under_way: list[tuple[_BatchT, torch.Event]] = []
     for batch in batches:
-        # Memory of an earlier batch may be given to this one: not before everything that was asked of it is computed.
+        # The batch may get the memory of an earlier batch: not before all computations with that batch are done.
         copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             moved = move_to_device(batch, device, non_blocking=True)
@@ -571,11 +595,11 @@ def _once_arrived(batch: _BatchT, copied: torch.Event, device: torch.device) -> 
 
 
 class EpochProgress:
-    """How far an iterator is in its epoch.
+    """How far an iterator has come in its epoch.
 
     Attributes:
         batches: The number of batches that it has yielded.
-        has_ended: Whether it came to its end.
+        has_ended: Whether it has reached its end.
     """
 
     def __init__(self) -> None:
@@ -591,13 +615,14 @@ class EpochProgress:
         *,
         non_blocking: bool = False,
     ) -> Iterator[_BatchT]:
-        """Yield the batches of the iterator on the device, counting them.
+        """Yield the batches of the iterator on the device, and count them.
 
         Args:
             batches: The batches.
-            num_batches: The number of batches that there should be.
-            describe_awaited: Returns what comes after a number of batches, for the error of a worker that died.
-            device: Where the batches are moved; None for where they are.
+            num_batches: The expected number of batches.
+            describe_awaited: A function that describes the next batch after a number of batches, for errors of a
+                worker.
+            device: The device to move the batches to, or None to leave them.
             non_blocking: Whether moving them does not block.
 
         Raises:

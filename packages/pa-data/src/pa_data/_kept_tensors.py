@@ -22,7 +22,7 @@ class _Storage(NamedTuple):
 
 
 class _Alias(NamedTuple):
-    """A tensor, and another one of the same elements, which nothing gives other elements."""
+    """A tensor, and a second tensor on the same memory, whose memory nothing replaces."""
 
     tensor: Tensor
     alias: Tensor
@@ -33,10 +33,10 @@ class _Alias(NamedTuple):
 
 
 class KeptTensors:
-    """What tensors and arrays hold, by their memory, which views of it share.
+    """The elements of tensors and arrays by their memory, which views share.
 
     Args:
-        most_bytes: How much is copied at the most.
+        most_bytes: The largest number of bytes to copy.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -47,10 +47,10 @@ class KeptTensors:
         self._marks: dict[str, tuple[object, object]] = {}
 
     def keep(self, place: str, tensor: Tensor) -> None:
-        """Keep a tensor, and its gradient.
+        """Keep a tensor and its gradient.
 
         Args:
-            place: Where it is.
+            place: The place of the tensor.
             tensor: The tensor.
         """
         is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
@@ -64,10 +64,10 @@ class KeptTensors:
             self._aliases.append(_Alias(tensor, tensor.data, tensor.is_leaf, tensor.requires_grad, grad, hooks))
 
     def keep_array(self, place: str, array: Any) -> None:
-        """Keep an array of NumPy's, if it can be written.
+        """Keep an array of NumPy, if it can be written.
 
         Args:
-            place: Where it is.
+            place: The place of the array.
             array: The array.
         """
         numpy: Any = sys.modules["numpy"]
@@ -85,17 +85,17 @@ class KeptTensors:
         self._restores.append(restore)
 
     def restore(self) -> None:
-        """Give all of them back what they held; a tensor that has moved to another device stays there."""
+        """Restore the elements of all tensors and arrays; a tensor that has moved to a different device stays there."""
         with torch.no_grad():
             for storage, copy in self._storages.values():
                 _restore_storage(storage, copy)
-            for one in self._aliases:
-                _restore_tensor(one)
+            for alias in self._aliases:
+                _restore_tensor(alias)
             for restore in self._restores:
                 restore()
 
     def lost(self) -> list[str]:
-        """Return the places of what has changed, and was too large to be copied."""
+        """Return the places of values that have changed, and were too large to be copied."""
         return [place for place, (value, mark) in self._marks.items() if mark_of(value) != mark]
 
     def _keep_memory(self, place: str, tensor: Tensor) -> bool:
@@ -112,7 +112,7 @@ class KeptTensors:
         return True
 
     def _keep_other(self, tensor: Tensor) -> None:
-        """Keep a tensor that has no plain memory, such as a sparse or a sharded one, if it has a copy."""
+        """Keep a tensor without plain memory, for example a sparse or sharded tensor, if it can be copied."""
         with suppress(Exception), torch.no_grad():
             copy = tensor.detach().clone()
 
@@ -131,7 +131,7 @@ class KeptTensors:
 
 
 def _restore_storage(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
-    """Write only what has changed: memory may be mapped from a file that nobody may write."""
+    """Write the memory only if it has changed: it may be mapped from a file that is read-only."""
     if storage.nbytes() == copy.nbytes() and not torch.equal(_bytes_of(storage).cpu(), _bytes_of(copy)):
         storage.copy_(copy)
 

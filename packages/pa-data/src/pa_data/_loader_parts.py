@@ -1,4 +1,4 @@
-"""What a data loader of any kind draws its batches from."""
+"""The samplers and the dataset of a data loader of any kind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from typing import Any
 
 
 def loader_parts(loader: object) -> dict[str, Any]:
-    """Return a loader and what it draws its batches from, each once, by the path that leads there.
+    """Return a loader, its samplers and its dataset, by the attribute path of each.
+
+    Use it to look for a property of any part of a loader, no matter how often it is wrapped. Each object appears once.
 
     Args:
         loader: Any iterable.
+
+    Returns:
+        The loader as ``"loader"``, and the objects that it and its parts have as ``sampler``, ``batch_sampler`` and
+        ``dataset``.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -28,10 +34,13 @@ def loader_parts(loader: object) -> dict[str, Any]:
 
 
 def set_epoch(loader: object, epoch: int) -> None:
-    """Tell a loader, its samplers and its dataset which epoch begins, where they have a ``set_epoch`` for it.
+    """Call ``set_epoch`` of a loader, its samplers and its dataset, where they have this method.
+
+    Call it at the start of each epoch in a loop with a custom loader. Without it, a ``DistributedSampler`` repeats the
+    same order in every epoch.
 
     Args:
-        loader: A custom data loader.
+        loader: A data loader of any kind.
         epoch: The number of the epoch, from 0.
 
     Example:

@@ -1,4 +1,4 @@
-"""A loader of batches that are each made on request, by this process or by workers that load ahead."""
+"""A loader whose batches are each made on request, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,36 @@ _END = object()
 
 
 class BatchRequests(Protocol):
-    """What each batch of a `RequestedDataLoader` is made from, and, to those who iterate it, its indices."""
+    """Describe the batches of a ``RequestedDataLoader``: an object with their requests and their indices.
+
+    Implement it if your batches do not follow from an order, for example if a service decides which samples come next.
+
+    Example:
+        >>> from pa_data.rng import mix
+        >>> class Pairs(list[list[int]]):
+        ...     def requests(self) -> Iterator[BatchRequest]:
+        ...         return ((mix(number), pair, None) for number, pair in enumerate(self))
+        >>> len(Pairs([[3, 4], [0, 9]])), list(Pairs([[3, 4], [0, 9]]))
+        (2, [[3, 4], [0, 9]])
+    """
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Return the requests of one iteration, which may be endless.
+        """Return the requests of an iteration, which may be endless.
 
-        A request is a key of `pa_data.rng.mix`, the indices of the samples, and the numbers that extend the key for
-        the draws of each sample: None where its index does.
+        A request is a tuple of a key, as ``pa_data.rng.mix`` returns it, the indices of the samples of the batch, and
+        the numbers that extend the key for the random numbers of each sample. None in the third place means the
+        indices.
+
+        Returns:
+            An iterator over the requests, in the order of the batches.
+
+        Example:
+            >>> from pa_data.rng import mix
+            >>> class Pairs(list[list[int]]):
+            ...     def requests(self) -> Iterator[BatchRequest]:
+            ...         return ((mix(number), pair, None) for number, pair in enumerate(self))
+            >>> [indices for key, indices, draws in Pairs([[3, 4], [0, 9]]).requests()]
+            [[3, 4], [0, 9]]
         """
         ...
 
@@ -60,7 +83,14 @@ class BatchRequests(Protocol):
 
 
 class LoadingOptions(TypedDict, total=False):
-    """How batches are loaded: options of torch's ``DataLoader`` with its defaults."""
+    """The options of torch's ``DataLoader`` that decide how batches are loaded, with their defaults there.
+
+    Example:
+        >>> options: LoadingOptions = {"num_workers": 1, "prefetch_factor": 4}
+        >>> from pa_data import KeyedDataLoader
+        >>> KeyedDataLoader(range(8), batch_size=4, **options).prefetch_factor
+        4
+    """
 
     num_workers: int
     collate_fn: Callable[[list[Any]], Any] | None
@@ -75,26 +105,28 @@ class LoadingOptions(TypedDict, total=False):
 
 
 class RequestedDataLoader(DataLoader[_SampleT_co]):
-    """A `torch.utils.data.DataLoader` whose batches are each a function of their request.
+    """A ``torch.utils.data.DataLoader`` in which each batch depends only on its request.
 
-    What is requested is up to ``batches``; most people want a `KeyedDataLoader`, which is one of these. Samples,
-    random draws, whole batches and workers are as there.
+    Most users want a ``KeyedDataLoader``, which derives from this class and makes the requests itself. Use this class
+    if the choice of batches follows different rules. Since a batch depends only on its request, it is the same with any
+    number of workers, and can be made again after a resume.
 
     Args:
-        dataset: A dataset whose samples are found by index.
-        batches: What each batch is made from.
-        worker_key: Seeds the workers' own RNGs, unless there is a ``generator``.
-        keyed_augmentation: Whether the RNGs are seeded for each sample.
-        whole_batches: Whether batches are fetched whole; by default where the dataset can and there is no
-            ``collate_fn``.
-        options: How they are loaded.
+        dataset: A dataset with samples at integer indices.
+        batches: The requests of the batches.
+        worker_key: The seed of the random number generators of workers, unless you pass a ``generator``. The default is
+            0. Samples with keyed augmentation do not depend on it.
+        keyed_augmentation: Whether the global random number generators are seeded for each sample. The default is True.
+        whole_batches: Whether batches are read with ``fetch_batch`` of the dataset. By default they are if the dataset
+            supports it and there is no ``collate_fn``. True raises an error if this is impossible.
+        options: The options of torch's ``DataLoader``, see ``LoadingOptions``.
 
     Attributes:
-        keyed_augmentation: Whether the RNGs are seeded for each sample.
-        whole_batches: Whether batches are fetched whole.
+        keyed_augmentation: Whether the global random number generators are seeded for each sample.
+        whole_batches: Whether batches are read with ``fetch_batch``.
 
     Raises:
-        DataError: Whole batches are insisted on and not possible.
+        DataError: ``whole_batches=True`` is impossible for this dataset.
 
     Example:
         >>> from pa_data.rng import mix
@@ -138,25 +170,36 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
     @property
     def moved_in_workers(self) -> list[str]:
-        """Which generators and counters of the dataset or of ``collate_fn`` have moved on in workers, by place.
+        """The generators and counters of the dataset or of ``collate_fn`` that have changed in workers, by place.
 
-        What follows from them is another thing in a loader that resumes, whose workers begin with new copies. Not
-        among them are generators that are seeded for each sample.
+        A resumed run would not continue them, since its workers begin with new copies of the dataset. Use it to warn
+        about such a dataset. Generators that are seeded for each sample are not included.
         """
         return [] if self._state_in_workers is None else self._state_in_workers.noted()
 
     def close(self) -> None:
-        """End persistent workers now instead of with the loader; the next iterator starts new ones."""
+        """End persistent workers now, instead of when the loader is deleted.
+
+        Call it to free their memory, for example before an evaluation, or after changing the dataset. The next iterator
+        starts new workers. Without persistent workers it has no effect on later iterators.
+
+        Example:
+            >>> from pa_data import KeyedDataLoader
+            >>> loader = KeyedDataLoader(range(4), batch_size=2, num_workers=1, persistent_workers=True)
+            >>> [batch.tolist() for batch in loader]
+            [[0, 1], [2, 3]]
+            >>> loader.close()
+        """
         self._worker_loader = None
         self._iterations += 1
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
-        """Iterate over the batches that are requested."""
+        """Iterate over the requested batches."""
         return self._iterate(None)
 
     def _iterate(self, epoch: int | None) -> Iterator[Any]:
-        """Iterate over the batches of an epoch, of which datasets are told if it has a number."""
+        """Iterate over the batches of an epoch; if it has a number, datasets are told the number."""
         if self.num_workers > 0 and self.persistent_workers:
             self._send_changes()
         if epoch is not None:
@@ -172,7 +215,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
             return self._fetcher(*request)
 
     def _send_changes(self) -> None:
-        """End persistent workers whose copies of the dataset and the collate function are not what these are now."""
+        """End persistent workers if the dataset or the collate function has changed since they were started."""
         if self._sent is not None and self._sent.changed(self._state()):
             self.close()
 
@@ -196,7 +239,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
     @contextmanager
     def _starting(self) -> Generator[None]:
-        """Within the context, workers make their first batch."""
+        """Explain errors and long waits until workers have made their first batch."""
         with self._explaining_failed_start(), hinting_at_long_wait(self._options.get("multiprocessing_context")):
             yield
 
@@ -221,7 +264,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
             yield batch
 
     def _make_worker_loader(self) -> DataLoader[Any]:
-        """Make the plain loader that runs the workers; they are sent whole batches to make."""
+        """Return the plain loader that runs the workers, which make whole batches."""
         parts: dict[str, object] = {"dataset": self.dataset, "collate_fn": self._options.get("collate_fn")}
         self._state_in_workers = StateInWorkers(parts)
         dataset = WorkerDataset(self._fetcher, self.dataset, self._state_in_workers)
@@ -231,7 +274,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
 
 class _WorkerRequests(Sampler[tuple[BatchRequest, int | None]]):
-    """The requests as they are sent to workers, with the epoch of those that follow."""
+    """The requests in the form in which they are sent to workers, with their epoch."""
 
     def __init__(self, batches: BatchRequests) -> None:
         self._batches = batches
@@ -246,7 +289,7 @@ class _WorkerRequests(Sampler[tuple[BatchRequest, int | None]]):
 def _decide_whole_batches(
     dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
 ) -> bool:
-    """Return whether batches are fetched whole; raise an error if that was insisted on and is not possible."""
+    """Return whether batches are read whole; raise an error if that is required and impossible."""
     possible = collate_fn is None and can_fetch_batch(dataset)
     if asked_for is None:
         return possible

@@ -1,4 +1,4 @@
-"""Notes on errors of datasets and of collation: which sample they are about."""
+"""Notes on errors of datasets and of collation that name the samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SAMPLES = 16
 
 
 def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
-    """Return which samples could not be fetched, including their indices in the dataset of a subset.
+    """Return which samples could not be read, including their indices in the dataset of a subset.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -36,15 +36,15 @@ def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
 
 
 def describe_collation(dataset: Dataset[Any], indices: Sequence[int], samples: Sequence[Any]) -> str:
-    """Return of which samples no batch could be made, and what the first two that differ are like."""
+    """Return which samples could not be combined into a batch, and the structures of the first two that differ."""
     note = f"Raised while a batch was made of {_numbered(indices)} of {type(dataset).__name__}."
     for structure in (_structure_without_sizes, describe_batch):  # sizes may differ where the collation pads
         by_structure: dict[str, str] = {}
         for index, sample in zip(indices, samples, strict=False):
             by_structure.setdefault(structure(sample), f"{_sample(dataset, index)} is {describe_batch(sample)}")
         if len(by_structure) > 1:
-            one, other, *_ = by_structure.values()
-            return f"{note} They differ: {one}, and {other}."
+            first, second, *_ = by_structure.values()
+            return f"{note} They differ: {first}, and {second}."
     return note
 
 

@@ -1,4 +1,4 @@
-"""Which samples each process takes in each step, and the batches of one process in one epoch."""
+"""Divides the positions of an epoch among processes and steps, and makes the batches of a process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ __all__ = [
 
 
 class Split(Protocol):
-    """How the positions of an epoch are dealt to the processes, one global batch a step.
+    """Describe how the positions of an epoch are divided among the processes, with a global batch in each step.
 
-    In each step each rank takes a contiguous piece, and every position is taken exactly once. Steps take consecutive
-    positions, rank after rank; where batches are fixed only whole updates do.
+    In each step each rank takes a contiguous piece of positions, which may be empty, and over the epoch every position
+    is taken exactly once. Without fixed batches, steps take consecutive positions, rank after rank; with fixed batches,
+    whole updates do. ``UpdateSplit``, ``BatchSplit`` and ``EvalSplit`` are splits.
+
+    Example:
+        >>> split: Split = EvalSplit(num_samples=10, batch_size=3, num_processes=2)
+        >>> [[split.piece(step, rank) for rank in range(2)] for step in range(len(split))]
+        [[range(0, 3), range(3, 6)], [range(6, 8), range(8, 10)]]
     """
 
     @property
@@ -44,7 +50,7 @@ class Split(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """The number of samples that one process takes in a full step; the mean where the order makes the batches."""
+        """The number of samples that a process takes in a full step, or the mean if the order makes the batches."""
         ...
 
     @property
@@ -54,35 +60,32 @@ class Split(Protocol):
 
     @property
     def drop_last(self) -> bool:
-        """Whether what does not fill an update at the end of the epoch is left out."""
+        """Whether samples at the end of the epoch that do not fill an update are left out."""
         ...
 
     @property
     def fixed_batches(self) -> bool:
-        """Whether updates are cut into numbered micro-batches, the same on any number of processes."""
+        """Whether updates are cut into numbered micro-batches, which are the same on any number of processes."""
         ...
 
     @property
     def start(self) -> int:
-        """The number of samples of this epoch that are trained on already; the steps are counted from there."""
+        """The number of samples of this epoch that were trained on before; step 0 begins there."""
         ...
 
     @property
     def steps_per_update(self) -> int:
-        """The number of steps of an update; 1 where the split makes no updates."""
+        """The number of steps of an update, or 1 for a split without updates."""
         ...
 
     @property
     def steps_before(self) -> int:
-        """The number of steps that lie before ``start``, in steps of this split."""
+        """The number of steps before ``start``, in steps of this split."""
         ...
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
-
-        They take consecutive positions.
-        """
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` consecutive samples."""
         ...
 
     def __len__(self) -> int:
@@ -90,61 +93,138 @@ class Split(Protocol):
         ...
 
     def size(self, step: int) -> int:
-        """Return the number of samples that all processes together take in a step, counted from 0."""
+        """Return the number of samples that all processes together take in a step.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            IndexError: There is no such step.
+
+        Example:
+            >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).size(1)
+            4
+        """
         ...
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that one process takes in a step; may be empty."""
+        """Return the positions of the epoch that a process takes in a step.
+
+        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``;
+        ``EpochOrder.indices`` translates positions to samples.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+            rank: The rank of the process.
+
+        Returns:
+            Consecutive positions. The range may be empty.
+
+        Raises:
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).piece(0, rank=1)
+            range(3, 6)
+        """
         ...
 
     def update(self, step: int) -> range:
-        """Return the positions of the update that a step belongs to."""
+        """Return the positions of the update that contains a step.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The positions of all processes in all steps of the update.
+
+        Raises:
+            IndexError: There is no such step.
+
+        Example:
+            >>> split = UpdateSplit(num_samples=40, samples_per_update=20, max_batch_size=5, num_processes=2)
+            >>> split.update(0), split.update(1), split.update(2)
+            (range(0, 20), range(0, 20), range(20, 40))
+        """
         ...
 
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
-        """Return the numbers of the micro-batches that one process takes of the update of a step, and how many it has.
+        """Return the numbers of the micro-batches of a process in the update of a step, and how many the update has.
 
-        An empty range and 0 unless batches are fixed.
+        Args:
+            step: The number of the step, counted from ``start``.
+            rank: The rank of the process.
+
+        Returns:
+            The numbers of the micro-batches of this process, and the number of all; an empty range and 0 without fixed
+            batches.
+
+        Raises:
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> split = UpdateSplit(40, 20, max_batch_size=5, num_processes=2, fixed_batches=True)
+            >>> split.micro_batches(0, rank=1)
+            (range(2, 4), 4)
         """
         ...
 
     def resume_point(self, position: int) -> int:
-        """Return the last position, up to this one, that may be the ``start`` of such a split."""
+        """Return the largest position up to the given position that may be the ``start`` of such a split.
+
+        Args:
+            position: A position of the epoch.
+
+        Returns:
+            The position at which a resumed run can begin.
+
+        Example:
+            >>> split = UpdateSplit(40, 20, max_batch_size=5, num_processes=2, fixed_batches=True)
+            >>> split.resume_point(27)
+            20
+        """
         ...
 
 
 @dataclass(frozen=True)
 class UpdateSplit:
-    """The split of a training epoch into updates of as many samples on any number of processes.
+    """Divide a training epoch into updates of the same number of samples on any number of processes.
 
-    An update takes as few steps as its samples need, all of as equal size as possible; the last one of an epoch may
-    have fewer samples, and steps. Each step is dealt in contiguous pieces, the larger ones first. If it has fewer
-    samples than the processes have room for, ``t`` samples go to ``min(num_processes, max(1, t // 2))`` processes: none
-    gets exactly one sample (for which batch normalisation raises an error) unless ``t`` or the batch size is 1. The
-    others get an empty piece. With a batch size of 2, a piece may hold 3.
+    Use it to keep the effective batch size when the number of GPUs changes. An update takes as few steps as its samples
+    need, of nearly equal size; the last update of an epoch may have fewer samples and steps. Each step is divided into
+    contiguous pieces, the larger pieces first. A step with ``t`` samples, fewer than the processes have room for, goes
+    to ``min(num_processes, max(1, t // 2))`` processes, and the others get an empty piece: so no process gets exactly
+    one sample, for which batch normalisation raises an error, unless ``t`` or the batch size is 1. With a batch size of
+    2, a piece may have 3 samples.
 
-    With ``fixed_batches``, an update is cut by position into as few micro-batches of at most ``max_batch_size`` samples
-    as possible, of as equal size as possible, the larger ones first. Each process takes a contiguous block of them,
-    one a step; the blocks are as equal as possible, the larger ones first.
+    With ``fixed_batches``, positions alone decide how an update is cut into micro-batches: as few as possible, of at
+    most ``max_batch_size`` samples and nearly equal size, the larger micro-batches first. Each process takes a
+    contiguous block of them, one in each step. So the micro-batches are the same on any number of processes.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
         samples_per_update: The number of samples of an update.
-        max_batch_size: The number of samples that one process takes in a step at the most.
+        max_batch_size: The largest number of samples of a process in a step.
         num_processes: The number of processes that share each step.
-        drop_last: Leaves out the samples that do not fill an update of the whole epoch; where updates are single steps,
-            of what is left of it, so that no step is smaller.
-        start: The number of samples of this epoch that are trained on already; updates are counted from there. It need
-            not be a multiple of ``samples_per_update`` unless batches are fixed, so another split can continue.
-        max_batch_sizes: The number of samples that each process takes in a step at the most, where devices differ:
-            steps are then dealt in proportion. Empty, the default, for ``max_batch_size`` on each.
-        fixed_batches: Whether updates are cut into the same micro-batches on any number of processes.
+        drop_last: Whether to leave out the samples that do not fill an update. The default is False. If an update is a
+            single step, they are counted from ``start``, so that no step is smaller; otherwise from the beginning of
+            the epoch.
+        start: The number of samples of this epoch that were trained on before. The default is 0. It need not be a
+            multiple of ``samples_per_update`` unless batches are fixed, so that a run can continue with a different
+            split.
+        max_batch_sizes: The largest number of samples of each process in a step, if their devices differ: steps are
+            then divided in proportion. The default, empty, means ``max_batch_size`` on each.
+        fixed_batches: Whether micro-batches are the same on any number of processes. The default is False, which
+            divides steps more evenly.
         steps_per_update: The number of steps of an update.
-        batch_size: The number of samples that one process takes in a step of an update, rounded up.
+        batch_size: The number of samples of a process in a step of an update, rounded up.
         num_full_steps: The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
 
     Raises:
-        DataError: If a number is out of its range, or ``start`` is within an update whose batches are fixed.
+        DataError: A number is out of its range, or ``start`` is within an update with fixed batches.
 
     Example:
         >>> split = UpdateSplit(num_samples=30, samples_per_update=20, max_batch_size=4, num_processes=3)
@@ -178,7 +258,7 @@ class UpdateSplit:
     num_full_steps: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raise an error for numbers that describe no split."""
+        """Raise an error for numbers out of range."""
         for size in (self.max_batch_size, *self.max_batch_sizes):
             check_count("batch_size", size)
         check_count("num_processes", self.num_processes)
@@ -206,7 +286,7 @@ class UpdateSplit:
 
     @cached_property
     def _updates_and_rest(self) -> tuple[int, int]:
-        # Within an update of several steps a run is interrupted itself; within a single step another split was.
+        # Within an update of several steps the run itself was interrupted; within a single step a different split was.
         counted_from = self.start if self.steps_per_update == 1 else 0
         dropped = (self.num_samples - counted_from) % self.samples_per_update if self.drop_last else 0
         return divmod(max(0, self.num_samples - dropped - self.start), self.samples_per_update)
@@ -218,7 +298,7 @@ class UpdateSplit:
 
     @property
     def steps_before(self) -> int:
-        """The number of steps that lie before ``start``, in steps of this split."""
+        """The number of steps before ``start``, in steps of this split."""
         updates, rest = divmod(self.start, self.samples_per_update)
         return updates * self.steps_per_update + self._steps_for(rest)
 
@@ -230,7 +310,7 @@ class UpdateSplit:
         return self._num_steps
 
     def _has_full_steps(self) -> bool:
-        """Whether all steps of an update are full."""
+        """Return whether all steps of an update are full."""
         if self.steps_per_update * self.num_processes * self.batch_size != self.samples_per_update:
             return False
         if self.fixed_batches:
@@ -241,18 +321,41 @@ class UpdateSplit:
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The number of samples.
+
         Raises:
-            IndexError: If there is no such step.
+            IndexError: There is no such step.
+
+        Example:
+            >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
+            >>> [split.size(step) for step in range(len(split))]
+            [10, 10, 5]
         """
         if self.fixed_batches:
             return sum(len(self.piece(step, rank)) for rank in range(self.num_processes))
         return len(self._positions(step))
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that one process takes in a step; empty for some where there are few.
+        """Return the positions of the epoch that a process takes in a step.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+            rank: The rank of the process.
+
+        Returns:
+            Consecutive positions; empty for some ranks in a step with few samples.
 
         Raises:
-            IndexError: If there is no such step or rank.
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
+            >>> split.piece(2, rank=0), split.piece(2, rank=1)
+            (range(20, 23), range(23, 25))
         """
         if self.fixed_batches:
             update, number = self.update(step), step % self.steps_per_update
@@ -268,10 +371,21 @@ class UpdateSplit:
         return _even_piece(positions, ranks, rank) if rank < ranks else range(positions.stop, positions.stop)
 
     def update(self, step: int) -> range:
-        """Return the positions of the update that a step belongs to.
+        """Return the positions of the update that contains a step.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The positions of all processes in all steps of the update.
 
         Raises:
-            IndexError: If there is no such step.
+            IndexError: There is no such step.
+
+        Example:
+            >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
+            >>> split.update(2)
+            range(20, 25)
         """
         _check_within("step", step, self._num_steps)
         updates, rest = self._updates_and_rest
@@ -284,58 +398,107 @@ class UpdateSplit:
         return _even_piece(update, self._steps_for(len(update)), step % self.steps_per_update)
 
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
-        """Return the numbers of the micro-batches that one process takes of the update of a step, and how many it has.
+        """Return the numbers of the micro-batches of a process in the update of a step, and how many the update has.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+            rank: The rank of the process.
+
+        Returns:
+            The numbers of the micro-batches of this process, and the number of all; an empty range and 0 without fixed
+            batches.
 
         Raises:
-            IndexError: If there is no such step or rank.
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> split = UpdateSplit(30, 20, max_batch_size=4, num_processes=2, fixed_batches=True)
+            >>> split.micro_batches(0, rank=0), split.micro_batches(0, rank=1)
+            ((range(0, 3), 5), (range(3, 5), 5))
         """
         _check_within("rank", rank, self.num_processes)
         number = -(-len(self.update(step)) // self.max_batch_size) if self.fixed_batches else 0
         return _even_piece(range(number), self.num_processes, rank), number
 
     def resume_point(self, position: int) -> int:
-        """Return the last position, up to this one, that may be the ``start`` of such a split."""
+        """Return the largest position up to the given position that may be the ``start`` of such a split.
+
+        Args:
+            position: A position of the epoch.
+
+        Returns:
+            The position itself or, with fixed batches, the beginning of its update.
+
+        Example:
+            >>> split = UpdateSplit(30, 20, max_batch_size=4, num_processes=2, fixed_batches=True)
+            >>> split.resume_point(27)
+            20
+        """
         between_updates = position in (0, self.num_samples) or not self.fixed_batches
         return position if between_updates else position - position % self.samples_per_update
 
 
 class _WithoutUpdates:
-    """The parts that all splits share whose steps do not belong to larger updates."""
+    """The common parts of splits whose steps do not belong to larger updates."""
 
     steps_per_update: int = 1
     fixed_batches: bool = False
 
     def update(self: Split, step: int) -> range:
-        """Return the positions of a step.
+        """Return the positions that all processes take in a step, since each step is an update.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The positions.
 
         Raises:
-            IndexError: If there is no such step.
+            IndexError: There is no such step.
+
+        Example:
+            >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).update(1)
+            range(6, 10)
         """
         begin = self.piece(step, 0).start
         return range(begin, begin + self.size(step))
 
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
-        """Return an empty range and 0: micro-batches have no numbers."""
+        """Return an empty range and 0, since micro-batches have no numbers in this split.
+
+        Args:
+            step: The number of the step.
+            rank: The rank of the process.
+
+        Returns:
+            An empty range and 0.
+
+        Example:
+            >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).micro_batches(0, rank=0)
+            (range(0, 0), 0)
+        """
         return range(0), 0
 
 
 @dataclass(frozen=True)
 class EvalSplit(_WithoutUpdates):
-    """The split of an evaluation: every sample once, and every process takes part in every step.
+    """Divide an evaluation among processes, with every sample once and every process in every step.
 
-    Full global batches come first. A remainder with fewer samples than processes borrows from the step before
-    so that each process has one; with a batch size of 1, where nothing can be borrowed, it is merged into the
-    step before and some pieces hold 2. Each step is cut into contiguous pieces of as equal size as possible,
-    so results that are gathered rank after rank come back in the order of the dataset.
+    ``DistributedSampler`` repeats samples to fill the last step, which changes metrics. This split does not, and yet no
+    process has fewer steps than the others, so that collectives in each step are safe. Each step is cut into contiguous
+    pieces of nearly equal size, so results that are gathered rank after rank are in the order of the dataset.
+
+    Full global batches come first. If the rest has fewer samples than there are processes, it borrows samples from the
+    step before. With a batch size of 1, the rest joins the step before, and some pieces have 2 samples.
 
     Attributes:
         num_samples: The number of samples of the whole evaluation, at least one for each process.
-        batch_size: The number of samples that one process takes in a full step.
+        batch_size: The number of samples of a process in a full step.
         num_processes: The number of processes that share each step.
-        drop_last: Leaves out the remainder.
+        drop_last: Whether to leave out the rest. The default is False.
 
     Raises:
-        DataError: If a number is out of its range, or there are fewer samples than processes.
+        DataError: A number is out of its range, or there are fewer samples than processes.
 
     Example:
         >>> split = EvalSplit(num_samples=17, batch_size=4, num_processes=2)
@@ -352,7 +515,7 @@ class EvalSplit(_WithoutUpdates):
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        """Raise an error for numbers that describe no split."""
+        """Raise an error for numbers out of range."""
         _check_sizes(self)
         if self.num_samples < self.num_processes:
             raise DataError(
@@ -381,7 +544,7 @@ class EvalSplit(_WithoutUpdates):
         return self.num_samples // self._global_batch + has_step_of_its_own
 
     def _end(self, step: int) -> int:
-        """The position where a step ends; 0 for the one before the first."""
+        """Return the position where a step ends; 0 for the step before the first."""
         regular_end = (step + 1) * self._global_batch
         if step == self._num_steps - 1:
             return regular_end if self.drop_last else self.num_samples
@@ -393,7 +556,7 @@ class EvalSplit(_WithoutUpdates):
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        """The number of steps, from the first on, in which each process takes ``batch_size`` samples."""
         if self._remainder == 0:
             return self._num_steps
         return self._num_steps - (2 if self._borrowed > 0 else 1)
@@ -401,17 +564,38 @@ class EvalSplit(_WithoutUpdates):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        Args:
+            step: The number of the step.
+
+        Returns:
+            The number of samples.
+
         Raises:
-            IndexError: If there is no such step.
+            IndexError: There is no such step.
+
+        Example:
+            >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).size(1)
+            7
         """
         _check_within("step", step, self._num_steps)
         return self._end(step) - self._begin(step)
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions that one process takes in a step; never empty.
+        """Return the positions that a process takes in a step.
+
+        Args:
+            step: The number of the step.
+            rank: The rank of the process.
+
+        Returns:
+            Consecutive positions, at least one.
 
         Raises:
-            IndexError: If there is no such step or rank.
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).piece(2, rank=1)
+            range(16, 17)
         """
         _check_within("rank", rank, self.num_processes)
         _check_within("step", step, self._num_steps)
@@ -422,34 +606,46 @@ class EvalSplit(_WithoutUpdates):
 
     @property
     def start(self) -> int:
-        """An evaluation begins at its first sample."""
+        """Always 0: an evaluation begins at its first sample."""
         return 0
 
     @property
     def steps_before(self) -> int:
-        """An evaluation begins at its first sample."""
+        """Always 0: an evaluation begins at its first sample."""
         return 0
 
     def resume_point(self, position: int) -> int:
-        """Return 0, the only place where an evaluation begins."""
+        """Return 0, since an evaluation always begins at its first sample.
+
+        Args:
+            position: A position of the evaluation.
+
+        Returns:
+            0.
+
+        Example:
+            >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).resume_point(8)
+            0
+        """
         return 0
 
 
 @dataclass(frozen=True, eq=False)
 class BatchSplit(_WithoutUpdates):
-    """The split of a training epoch whose order makes the batches: in each step, the next batch for each process.
+    """Divide a training epoch whose order makes the batches: in each step, each process takes the next batch.
 
-    The order determines the batches, regardless of the number of processes. In the last step there may be fewer batches
-    than processes: the first ranks have them, and the others an empty piece.
+    Orders such as ``TokenBudget`` decide the batches, regardless of the number of processes. If the last step has fewer
+    batches than there are processes, the first ranks take them, and the others get an empty piece.
 
     Attributes:
-        batch_ends: The positions at which the batches of the whole epoch end, increasing, int64 on the CPU.
+        batch_ends: The positions after the last sample of each batch of the whole epoch, increasing, as int64 on the
+            CPU; see ``EpochOrder.batch_ends``.
         num_processes: The number of processes that share each step.
-        start: The number of samples of this epoch that are trained on already, 0 or one of ``batch_ends``; the steps
-            are counted from there.
+        start: The number of samples of this epoch that were trained on before: 0, the default, or an element of
+            ``batch_ends``.
 
     Raises:
-        DataError: If there is no process, or ``start`` is within a batch.
+        DataError: There is no process, or ``start`` is within a batch.
 
     Example:
         >>> split = BatchSplit(torch.tensor([2, 7, 9]), num_processes=2)
@@ -465,13 +661,13 @@ class BatchSplit(_WithoutUpdates):
     start: int = 0
 
     def __post_init__(self) -> None:
-        """Raise an error for numbers that describe no split."""
+        """Raise an error for numbers out of range."""
         _check_sizes(self)
         if self.start != self._end(self._first):
             raise DataError(
                 f"The position is not where a batch of the order ends. Got start={self.start}, within batch "
                 f"{self._first} of {len(self.batch_ends)}. Begin the epoch again with start=0, if the order is not "
-                "the one that the position was counted in."
+                "the order in which the position was counted."
             )
 
     @cached_property
@@ -481,15 +677,26 @@ class BatchSplit(_WithoutUpdates):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps that lie before ``start``, in steps of this number of processes."""
+        """The number of steps before ``start``, in steps of this number of processes."""
         return -(-self._first // self.num_processes)
 
     def resume_point(self, position: int) -> int:
-        """Return the last position, up to this one, at which a batch ends, or 0."""
+        """Return the largest position up to the given position at which a batch ends, or 0.
+
+        Args:
+            position: A position of the epoch.
+
+        Returns:
+            The position at which a resumed run can begin.
+
+        Example:
+            >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).resume_point(8)
+            7
+        """
         return self._end(int(torch.searchsorted(self.batch_ends, position, right=True)))
 
     def _end(self, num_batches: int) -> int:
-        """The position after the first batches of the epoch."""
+        """Return the position after the first batches of the epoch."""
         return 0 if num_batches == 0 else int(self.batch_ends[min(num_batches, len(self.batch_ends)) - 1])
 
     @property
@@ -504,12 +711,12 @@ class BatchSplit(_WithoutUpdates):
 
     @property
     def drop_last(self) -> bool:
-        """Nothing is left out."""
+        """Always False: no batch is left out."""
         return False
 
     @property
     def num_full_steps(self) -> int:
-        """No two batches need be of one size."""
+        """Always 0: the sizes of batches vary."""
         return 0
 
     @cached_property
@@ -523,18 +730,41 @@ class BatchSplit(_WithoutUpdates):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        Args:
+            step: The number of the step, counted from ``start``.
+
+        Returns:
+            The number of samples.
+
         Raises:
-            IndexError: If there is no such step.
+            IndexError: There is no such step.
+
+        Example:
+            >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).size(0)
+            7
         """
         _check_within("step", step, self._num_steps)
         first = self._first + step * self.num_processes
         return self._end(first + self.num_processes) - self._end(first)
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that one process takes in a step; empty for some in the last.
+        """Return the positions of the batch that a process takes in a step.
+
+        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+
+        Args:
+            step: The number of the step, counted from ``start``.
+            rank: The rank of the process.
+
+        Returns:
+            Consecutive positions; empty for some ranks in the last step.
 
         Raises:
-            IndexError: If there is no such step or rank.
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).piece(0, rank=1)
+            range(2, 7)
         """
         _check_within("rank", rank, self.num_processes)
         _check_within("step", step, self._num_steps)
@@ -543,15 +773,16 @@ class BatchSplit(_WithoutUpdates):
 
 
 def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> range:
-    """Deal a step in proportion to what each rank takes at the most; only the last ranks are left without a sample.
+    """Return the piece of a rank in a step that is divided in proportion to the largest batch of each rank.
 
-    As in an even deal, no rank gets exactly one sample where there is room for two.
+    Only the last ranks may have no sample. As in an even division, no rank gets exactly one sample if there is room for
+    two.
     """
     size = len(positions)
     for at_least in (min(2, size, *most), 1):
         ranks = min(len(most), size // at_least)
         rest = size - ranks * at_least
-        room = [one - at_least for one in most[:ranks]]
+        room = [size - at_least for size in most[:ranks]]
         if rest <= sum(room):
             break
 
@@ -563,7 +794,7 @@ def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> 
 
 
 def _even_piece(positions: range, parts: int, part: int) -> range:
-    """Cut positions into contiguous parts, the larger ones first; return one part."""
+    """Return a part of positions that are cut into contiguous parts of nearly equal size, larger parts first."""
     quotient, larger_parts = divmod(len(positions), parts)
     first = part * quotient + min(part, larger_parts)
     return positions[first : first + quotient + (part < larger_parts)]
@@ -587,13 +818,13 @@ _POSITIONS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Everything that decides the batches of one process in one epoch.
+    """Everything that the batches of a process in an epoch depend on.
 
     Attributes:
         order: The order of the epoch.
-        split: What each process takes in each step.
-        rank: The number of this process.
-        epoch_key: The key of the epoch, see `pa_data.rng.mix`.
+        split: The positions that each process takes in each step.
+        rank: The rank of this process.
+        epoch_key: The key of the epoch, see ``pa_data.rng.mix``.
     """
 
     order: EpochOrder
@@ -603,7 +834,7 @@ class EpochPlan:
 
     @cached_property
     def key(self) -> int:
-        """The key of the epoch's random draws, to be extended by the index of a sample, or by its position."""
+        """The key of the random numbers of the epoch, which the index of a sample or its position extends."""
         return extend_key(self.epoch_key, _POSITIONS) if self.order.repeats else self.epoch_key
 
     @property
@@ -612,7 +843,7 @@ class EpochPlan:
         return self._last_update * self._batches_in(0) + self._batches_in(self._last_update)
 
     def step_after(self, batches: int) -> int:
-        """Return the step that comes after some batches of this process.
+        """Return the step that follows some batches of this process.
 
         An update is over with the last batch that this process has of it.
         """
@@ -627,13 +858,13 @@ class EpochPlan:
         return max(0, len(self.split) - 1) // self.split.steps_per_update
 
     def _batches_in(self, update: int) -> int:
-        """The number of batches of this process in an update; all updates but the last one have as many."""
+        """Return the number of batches of this process in an update; all updates but the last have the same number."""
         split, first = self.split, update * self.split.steps_per_update
         steps = range(first, min(first + split.steps_per_update, len(split)))
         return sum(1 for step in steps if split.piece(step, self.rank))
 
     def indices(self) -> Iterator[Tensor]:
-        """Return the dataset indices of each batch; a step in which this process takes nothing is left out."""
+        """Return the dataset indices of each batch; steps in which this process takes nothing are left out."""
         num_full_steps = self.split.num_full_steps
         global_batch = self.split.batch_size * self.split.num_processes
         at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
@@ -645,16 +876,16 @@ class EpochPlan:
         return chain(chain.from_iterable(blocks), rest)
 
     def pieces(self, first: int = 0) -> Iterator[range]:
-        """What this process takes, from a step on, without the steps in which it takes nothing."""
+        """Return the positions of this process in each step from a step on, without empty steps."""
         return filter(len, (self.split.piece(step, self.rank) for step in range(first, len(self.split))))
 
     def place_after(self, batches: int) -> int | None:
-        """Return the position at which a run resumes after some batches of this process; None at the end."""
+        """Return the position at which a run resumes after some batches of this process, or None at the end."""
         step = self.step_after(batches)
         return None if step == len(self.split) else self.split.resume_point(self.split.piece(step, 0).start)
 
     def describe_awaited(self, batches: int) -> str:
-        """Return what a worker that died after some batches was to fetch, or another one."""
+        """Return a description of the batch that a worker probably made when it died, after some batches."""
         piece = self.split.piece(self.step_after(batches), self.rank)
         indices = [int(index) for index in self.order.indices(piece.start, piece.stop)]
         return (
@@ -664,10 +895,10 @@ class EpochPlan:
         )
 
     def ahead(self) -> Iterator[range]:
-        """Yield what is read of a stream with each batch, see `BatchRequest`.
+        """Yield for each batch the range of a stream that is read with it, see ``BatchRequest``.
 
-        So many that all processes find out in the same update if the stream has more or fewer samples:
-        with the first batch of an update all of it, and with the last batch the end.
+        The ranges are chosen so that all processes notice in the same update if the stream has more or fewer samples:
+        the first batch of an update reads all of the update, and the last batch reads to the end.
         """
         split, rank, num_batches = self.split, self.rank, self.num_batches
         steps = (step for step in range(len(split)) if split.piece(step, rank))
@@ -678,18 +909,18 @@ class EpochPlan:
                 block, _ = split.micro_batches(step, rank)
                 keep, read = split.piece(first + len(block) - 1, rank).stop, split.update(step).stop
                 if split.micro_batches(last, rank)[1] < split.num_processes and read >= split.update(last).start:
-                    keep = read = sys.maxsize  # some have their last batch before the last update
+                    keep = read = sys.maxsize  # some processes have their last batch before the last update
             yield range(keep, sys.maxsize if number == num_batches else read)
 
     def _of_full_steps(self, first: int, number: int) -> tuple[Tensor, ...]:
-        """The batches of some steps that follow each other, cut from one tensor: no two share an element."""
+        """Return the batches of some consecutive steps, cut from a tensor so that no two share an element."""
         split, begin = self.split, self.split.piece(first, 0).start
         indices = self.order.indices(begin, begin + number * split.batch_size * split.num_processes)
         return indices.view(number, split.num_processes, split.batch_size)[:, self.rank].unbind()
 
 
 class EpochRequest:
-    """Keeps the epoch that was chosen until the loader begins to iterate; it does not keep the loader alive."""
+    """Keeps the chosen epoch until the loader begins to iterate, without a reference to the loader."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None
@@ -701,7 +932,7 @@ class EpochRequest:
 class EpochBatches(Sampler[list[int]]):
     """The batch sampler of a loader: the dataset indices of each batch of the chosen epoch.
 
-    An iterator keeps the plan that it began with; a plan chosen later is for the next one.
+    An iterator keeps its plan; a plan that is chosen later is for the next iterator.
 
     Args:
         plan: The plan of a whole epoch.
@@ -710,7 +941,7 @@ class EpochBatches(Sampler[list[int]]):
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
         whole_epoch: The plan of the chosen epoch from its first position on.
-        sampler: Takes the epoch that a trainer chooses, which looks for ``set_epoch`` here.
+        sampler: Receives the epoch that a trainer chooses, which looks for ``set_epoch`` here.
     """
 
     def __init__(self, plan: EpochPlan, *, reads_stream: bool = False) -> None:
@@ -720,11 +951,11 @@ class EpochBatches(Sampler[list[int]]):
         self.sampler: EpochRequest = EpochRequest()
 
     def __len__(self) -> int:
-        """Return the number of batches of the whole of the chosen epoch."""
+        """Return the number of batches of the whole chosen epoch."""
         return self.whole_epoch.num_batches
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Return what each batch is made from."""
+        """Return the request of each batch."""
         plan = self.plan
         if self._reads_stream:
             return zip(repeat(plan.key), plan.indices(), plan.ahead(), strict=False)

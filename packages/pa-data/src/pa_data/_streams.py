@@ -1,4 +1,4 @@
-"""Streams with a length: read forwards, so that their samples are found by position."""
+"""Streams with a length, which are read forwards so that their samples can be found by position."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _END = object()
 
 
 class SizedStream(Dataset[Any]):
-    """A stream as each process and worker reads it: all of it, keeping its own samples.
+    """A stream as each process and worker reads it: completely, keeping only its own samples.
 
-    What a sample draws follows from its position, even where this process does not keep it: a stream that shuffles
+    The random numbers of a sample depend on its position, even if this process does not keep it: a stream that shuffles
     then does so in the same way everywhere.
 
     Args:
         dataset: A stream with a length.
-        keyed: Whether the RNGs are seeded for each sample.
+        keyed: Whether the random number generators are seeded for each sample.
 
     Attributes:
-        dataset: As passed.
+        dataset: The stream.
     """
 
     def __init__(self, dataset: IterableDataset[Any], *, keyed: bool) -> None:
@@ -43,15 +43,15 @@ class SizedStream(Dataset[Any]):
         return len(cast("Sized", self.dataset))
 
     def read(self, key: int, positions: Sequence[int], ahead: range) -> list[Any]:
-        """Return the samples at positions that follow each other, after the samples of the batch before.
+        """Return the samples at consecutive positions, after the samples of the previous batch.
 
         Args:
-            key: The key of the epoch; the stream begins again for another one, and where it is past the positions.
+            key: The key of the epoch. With a different key, or for positions that were passed, the stream begins again.
             positions: The positions of the samples.
-            ahead: Samples before its start are kept for later batches; samples before its stop are read now.
+            ahead: A range: samples before its start are kept for later batches; samples before its stop are read now.
 
         Raises:
-            DataError: The stream has fewer samples than its length, or more and is read to its end.
+            DataError: The stream has fewer samples than its length, or has more and is read to its end.
         """
         first, after = positions[0], positions[-1] + 1
         if key != self._key or (first < self._next and first not in self._kept):
@@ -73,7 +73,7 @@ class SizedStream(Dataset[Any]):
         self._reading = iter(self.dataset)
 
     def _read_next(self, position: int, length: int) -> Any:
-        """Read the sample at a position; behind the last one, there must be none."""
+        """Read the sample at a position; after the last sample, there must be none."""
         self._seed(position)
         try:
             sample = next(self._reading, _END)

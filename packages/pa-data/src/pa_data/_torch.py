@@ -1,4 +1,4 @@
-"""The only module of this distribution that uses private names of torch, with the public way that is not enough."""
+"""The only module of this package that uses private names of torch, with the reason for each."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 __all__ = ["BUFFERS", "hooks_of", "version_of"]
 
 BUFFERS: Final = "_buffers"
-"""Where a module holds its buffers; named_buffers() does not tell who holds them."""
+"""The attribute of a module with its buffers; ``named_buffers()`` does not tell which module holds them."""
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Return a number that grows with each change in place that torch notes; without it, values would be compared.
+    """Return a number that grows with each change in place that torch records. Without it, values would be compared.
 
     Args:
         tensor: The tensor.
 
     Returns:
-        None for an inference tensor, whose changes are not counted, and where torch does not tell.
+        The number, or None for an inference tensor, whose changes are not counted, and if torch has no such number.
     """
     return None if tensor.is_inference() else getattr(tensor, "_version", None)
 
 
 def hooks_of(tensor: Tensor) -> list[dict[Any, Any]]:
-    """Return the hooks that are called with the gradient of a tensor, by handle, in what holds them.
+    """Return the dictionaries of hooks that are called with the gradient of a tensor, by handle.
 
     Args:
         tensor: The tensor.

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, no matter how deep in a loader their cause is found."""
+"""Warnings that point at a line of the user, no matter how deep in a loader their cause is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def warn_user(message: str) -> None:
     """Issue a warning at the innermost frame outside this package.
 
     Args:
-        message: What is wrong, and what to do.
+        message: The problem, and the action that solves it.
     """
     level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("pa_data."):

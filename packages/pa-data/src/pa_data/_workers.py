@@ -1,4 +1,4 @@
-"""Workers of data loaders: how they start, or why they cannot, what they do about SIGTERM, send, and draw."""
+"""Workers of data loaders: their start, errors, signals and random numbers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 SECONDS_AFTER_SECOND_SIGTERM = 30.0
-"""As long as launchers wait for a process before they kill it."""
+"""The time that launchers give a process before they kill it."""
 
 SECONDS_BEFORE_HINT = 60
-"""After this time without a batch from the workers, a line says what may keep them."""
+"""After this time without a batch from the workers, a line names the probable cause."""
 
 _HINT = (
     "The workers of a loader have sent no batch in {} seconds. If none comes at all: libraries with threads, such as "
@@ -58,10 +58,10 @@ _CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
+    """Prepares a worker as a plain loader would, and then calls the ``worker_init_fn`` of the user.
 
     Attributes:
-        worker_init_fn: The user's function, if there is one.
+        worker_init_fn: The function of the user, or None.
     """
 
     worker_init_fn: Callable[[int], None] | None
@@ -82,10 +82,10 @@ class WorkerStart:
 
 
 class _SigtermForMainProcess:
-    """Where the script handles SIGTERM, lets it: launchers send it to all processes, and torch's workers end by it.
+    """Leaves SIGTERM to the main process if the script handles it: launchers send it to all processes.
 
-    Several may come while the main process saves a state. But a worker that is stuck must not keep it from ending: the
-    second one ends the worker after some time, the one of torch among them that comes when a loader is closed.
+    Several signals may arrive while the main process saves a state. But a worker that is stuck must not keep it from
+    ending, so some time after the second signal the worker ends. Closing a loader sends a signal, too.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class _SigtermForMainProcess:
 
 
 def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None:
-    """End this worker as soon as the process that started it is gone, no matter how that ended; does nothing elsewhere.
+    """End this worker as soon as the process that started it is gone, even if it was killed; elsewhere do nothing.
 
-    Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
-    they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
-    was killed while a worker started, no matter which process adopted it.
+    Torch's workers check this themselves, but not while they wait with a finished batch. And they check the process
+    that forked them, which with ``"forkserver"`` is not the main process, or the process that has adopted them if the
+    main process was killed during the start.
 
     Args:
-        sigterm: What handles SIGTERM in this worker, and knows when it has to end in any case.
+        sigterm: The handler of SIGTERM in this worker, which knows when the worker has to end in any case.
     """
     main = multiprocessing.parent_process()
     if main is not None:
@@ -125,9 +125,9 @@ def _end_with(main: BaseProcess, sigterm: _SigtermForMainProcess | None) -> None
 
 @contextmanager
 def sigterm_held_back() -> Generator[None]:
-    """Within the context, workers may be started: SIGTERM waits until they know what to do about it.
+    """Delay SIGTERM within the block, in which workers are started, until the workers can handle it.
 
-    Until then torch's own handler would end them, and the run with them.
+    Until then, torch's own handler would end them, and the run with them.
     """
     if not _CAN_HOLD_BACK:
         yield
@@ -143,10 +143,16 @@ _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.D
 
 
 def start_method(context: str | BaseContext | None = None) -> str:
-    """Return how processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``; calling this does not set it.
+    """Return how worker processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+
+    Use it to check whether objects must be picklable, which they need not be with ``"fork"``. Unlike
+    ``multiprocessing.get_start_method()``, the call does not fix the method for the rest of the script.
 
     Args:
-        context: The ``multiprocessing_context`` of a loader; None for what holds in this process.
+        context: The ``multiprocessing_context`` of a loader. The default, None, stands for the method of this process.
+
+    Returns:
+        The name of the method.
 
     Example:
         >>> start_method("spawn")
@@ -160,14 +166,14 @@ def start_method(context: str | BaseContext | None = None) -> str:
 
 @contextmanager
 def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str, object]) -> Generator[None]:
-    """Explain errors of workers that end before their first batch, as everything they need has to be sent to them.
+    """Explain the errors of workers that end before their first batch, since everything they need must be sent to them.
 
     Args:
         context: The ``multiprocessing_context`` of the loader.
-        sent: What is sent to the workers, by the name that users know it by.
+        sent: The objects that are sent to the workers, by the names that users know.
 
     Raises:
-        DataError: Something could not be pickled, or a worker ended by itself.
+        DataError: An object could not be pickled, or a worker has ended.
     """
     try:
         yield
@@ -178,7 +184,7 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
         if isinstance(error, BrokenPipeError | ConnectionError | EOFError) or _ENDED.search(str(error)):
             raise DataError(
                 f"The workers of a loader could not start. Got processes that are started by {method!r}, and a "
-                f"worker that ended before its first batch; what it printed is above ({type(error).__name__}). Put "
+                f"worker that ended before its first batch; its output is above ({type(error).__name__}). Put "
                 'what loads and trains under if __name__ == "__main__":, and move classes that were defined in a '
                 "notebook to a file; or load without workers: num_workers=0."
             ) from error
@@ -196,7 +202,7 @@ def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str
 
 @contextmanager
 def hinting_at_long_wait(context: str | BaseContext | None) -> Generator[None]:
-    """Within the context, workers make their first batch: if none comes for long, print what may be the cause.
+    """Print the probable cause if the workers make no batch for a long time within the block.
 
     Args:
         context: The ``multiprocessing_context`` of the loader.
@@ -222,14 +228,14 @@ def _can_be_pickled(value: object) -> bool:
 
 
 _SENT: set[type] = {Tensor, str, bytes, bool, int, float, complex, type(None)}
-"""Types of which every object can be sent; a type joins them when an object of it was sent."""
+"""Types whose objects can all be sent; a type is added when an object of it was sent."""
 
 
 def raised_stop_iteration(error: StopIteration) -> DataError:
-    """Return the error in place of a ``StopIteration`` of a sample: a loader would take it for the end of the epoch.
+    """Return the error to raise in place of a ``StopIteration`` of a sample, which would end the epoch.
 
     Args:
-        error: What a dataset or a ``collate_fn`` raised.
+        error: The error of a dataset or a ``collate_fn``.
     """
     raised = DataError(
         "A sample or its collation raised StopIteration, which would have ended the epoch. Got "
@@ -242,10 +248,10 @@ def raised_stop_iteration(error: StopIteration) -> DataError:
 
 
 def sendable(error: Exception) -> Exception:
-    """Return an error that can be sent to the main process: itself, or a ``RuntimeError`` that tells all of it.
+    """Return an error that can be sent to the main process: the error itself, or a ``RuntimeError`` with its full text.
 
-    Of an error whose class is local to a function, nothing would arrive, and the main process would wait forever. Of an
-    ``ExceptionGroup``, and others that torch cannot make again, a ``TypeError`` of torch would arrive.
+    An error whose class is local to a function would not arrive, and the main process would wait forever. For an
+    ``ExceptionGroup``, and for other errors that torch cannot create again, a ``TypeError`` of torch would arrive.
 
     Args:
         error: The error of a dataset.
@@ -256,7 +262,7 @@ def sendable(error: Exception) -> Exception:
 
 
 def _can_be_made_again(kind: Callable[..., Exception]) -> bool:
-    """Whether the main process can make an error of the class: torch passes ``message=`` if that is a name of it."""
+    """Return whether the main process can create an error of a class, to which torch may pass ``message=``."""
     if not getattr(kind, "message", None):
         return True
     try:
@@ -270,10 +276,10 @@ def require_sendable(batch: object) -> None:
     """Raise an error for a batch that cannot be sent to the main process, which would wait for it forever.
 
     Args:
-        batch: What a worker has made.
+        batch: The batch of a worker.
 
     Raises:
-        DataError: A part of it cannot be pickled.
+        DataError: A part of the batch cannot be pickled.
     """
     kind = type(batch)
     if kind in _SENT:
@@ -306,18 +312,18 @@ def _cannot_be_sent(part: Any) -> DataError:
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Give each worker different RNG states: Python's ``random``, NumPy's and torch's.
+    """Give each worker of each process different random numbers in Python's ``random``, NumPy and torch.
 
-    Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. If every process of a run has the same
-    seed, torch gives the first worker of each the same seed too, and all processes augment in step; here the rank is a
-    part of the seed. As usual, it is torch's global generator that decides the seed.
+    Pass it as ``worker_init_fn`` to a ``DataLoader`` of torch. If all processes of a run use the same seed, torch gives
+    the same seed to the first worker of each process, and all processes augment their samples in the same way. With
+    this function the rank, read from the environment variable ``RANK``, is a part of the seed. The global generator of
+    torch decides the rest, as usual.
 
-    It also ends the worker as soon as the main process is gone, even if that was killed.
-
-    A `KeyedDataLoader` does not need it, as it does both itself; there it does no harm.
+    It also ends the worker as soon as the main process is gone, even if it was killed. A ``KeyedDataLoader`` does both
+    itself, and does not need it.
 
     Args:
-        worker_id: The number of the worker, as the loader passes it.
+        worker_id: The number of the worker, which the loader passes.
 
     Example:
         >>> import torch

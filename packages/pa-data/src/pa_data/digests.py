@@ -1,4 +1,4 @@
-"""Short texts of what samples hold, by which the data of two processes are compared."""
+"""Short texts about the content of samples, by which the data of two processes are compared."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pa_data.rng import mix, preserve_rng_state, seed_rng
 __all__ = ["digest_samples", "digests_of_leaves"]
 
 _TIMES = 3
-"""How often a sample is fetched: what draws from its own generator seldom gives the same each time."""
+"""How often a sample is read: a sample with random numbers of a custom generator seldom stays the same."""
 
 
 def digests_of_leaves(value: object) -> dict[str, str]:
-    """Return a short text of each number, string and array of a sample, by its place in it.
+    """Return a short text about each number, string and array of a sample, by its place.
 
-    Texts are equal on machines that round differently: of floating-point arrays they say the shape and some means, and
-    of paths the name. Objects that say nothing of what they hold are left out.
+    Texts are equal on machines that round differently: for floating-point arrays they contain the shape and some means,
+    and for paths the name. Objects without comparable content are left out.
 
     Args:
-        value: A sample or a part of one.
+        value: A sample or a part of a sample.
 
     Example:
         >>> digests_of_leaves({"label": 3, "name": "/data/cat.png"})
@@ -46,8 +46,8 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, str]]:
         for key in keys_of(value):
             yield from _leaves(f"{place}[{key!r}]", value[key])
     elif isinstance(value, (list, tuple)):
-        for number, one in enumerate(cast("Sequence[object]", value)):
-            yield from _leaves(f"{place}[{number}]", one)
+        for number, item in enumerate(cast("Sequence[object]", value)):
+            yield from _leaves(f"{place}[{number}]", item)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _leaves(f"{place}.{field.name}", getattr(value, field.name, None))
@@ -69,18 +69,18 @@ def _text_of_array(place: str, value: Any) -> Iterator[tuple[str, str]]:
         else:
             yield place, fingerprint(str(tuple(tensor.shape)), {"values": tensor})
     except (TypeError, ValueError, RuntimeError):
-        return  # of a kind that no tensor is made of
+        return  # no tensor can hold it
 
 
 def _means(values: Tensor) -> str:
-    """Means that hardly depend on rounding, as nothing cancels out in them."""
+    """Return means that hardly depend on rounding, since no terms cancel out."""
     weights = torch.linspace(1, 2, len(values), dtype=values.dtype)
     means = [values.abs().mean(), (values.abs() * weights).mean(), (values.clamp(min=0) * weights).mean()]
     return " ".join(f"{float(mean):.3g}" for mean in means)
 
 
 class _Digested(Dataset[dict[str, str]]):
-    """What is the same each time in a sample: its digests, with all global RNGs seeded by its index."""
+    """The digests of the parts of a sample that are always the same, with all global generators seeded by its index."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
@@ -93,16 +93,16 @@ class _Digested(Dataset[dict[str, str]]):
             try:
                 each.append(digests_of_leaves(self.dataset[index]))
             except Exception:
-                return {}  # not every index need be one that is trained on
+                return {}  # not every index need be in use
         first, *others = each
-        return {place: text for place, text in first.items() if all(one.get(place) == text for one in others)}
+        return {place: text for place, text in first.items() if all(texts.get(place) == text for texts in others)}
 
 
 def digest_samples(loader: DataLoader[Any], indices: Sequence[int]) -> list[dict[str, str]]:
-    """Return the digests of what is the same each time in some samples, each fetched where the loader fetches it.
+    """Return the digests of the constant parts of some samples, read in the same place as by the loader.
 
-    Where there are workers, another one that lives no longer than that: what a dataset opens, starts or caches with its
-    first sample is not there when the workers of the loader are forked.
+    If the loader has workers, a separate worker reads them, and ends afterwards: resources that a dataset opens with
+    its first sample are then not open when the workers of the loader are forked.
 
     Args:
         loader: A loader of a dataset with indices.

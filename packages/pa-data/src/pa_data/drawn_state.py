@@ -1,4 +1,4 @@
-"""State that fetching samples moves on: generators that a dataset or its collation owns, and what they count."""
+"""State that changes when samples are read: generators and counters of a dataset or of its collate function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DrawnState", "StateInWorkers"]
 
 _TWISTER_SIZE: Final = 624
 _MOST_TWISTS: Final = 2_000
-"""So many blocks of draws are tried, which takes some milliseconds."""
+"""The number of blocks of draws that are tried, which takes some milliseconds."""
 
 _BYTES_OF_NOTES: Final = 1_024
 _LOOKS_AFTER: Final = 2
@@ -29,7 +29,7 @@ _SET_FROM_OUTSIDE: Final = ("__init__", "set_")
 
 
 class _Seen(NamedTuple):
-    """A piece of state as it was at an earlier moment."""
+    """A piece of state at an earlier moment."""
 
     value: object
     mark: object
@@ -37,34 +37,34 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, found: Found) -> Self:
-        """Note what there is."""
+        """Return a record of the present state."""
         return cls(found.value, mark_of(found.value), _stream_of(found.value))
 
 
 class DrawnState:
-    """Compares what fetching samples may move on at several moments.
+    """Compares at several moments the state that reading samples may change.
 
-    A generator that is seeded for each sample is not state, nor is a number that something else has set. One that the
-    first sample makes is compared from the next moment on.
+    A generator that is seeded for each sample is not state, nor is a number that is set from outside. A generator that
+    the first sample creates is compared from the next moment on.
 
     Args:
-        roots: What fetches samples, by name.
-        without: What is not looked into.
+        roots: The objects that read samples, by name.
+        without: Objects that are not searched.
     """
 
     def __init__(self, roots: Mapping[str, object], without: Iterable[object] = ()) -> None:
         self._roots, self._without = roots, [*without]
-        self._before = {one.place: _Seen.of(one) for one in self._found()}
+        self._before = {found.place: _Seen.of(found) for found in self._found()}
 
     def moved(self) -> list[str]:
-        """Return the places whose state has moved on since they were first seen."""
+        """Return the places whose state has changed since they were first seen."""
         moved = list[str]()
-        for one in self._found():
-            if one.place in self._before:
-                if self._has_moved(one):
-                    moved.append(one.place)
-            elif is_generator(one.value):
-                self._before[one.place] = _Seen.of(one)
+        for found in self._found():
+            if found.place in self._before:
+                if self._has_moved(found):
+                    moved.append(found.place)
+            elif is_generator(found.value):
+                self._before[found.place] = _Seen.of(found)
         return moved
 
     def _found(self) -> Iterator[Found]:
@@ -78,7 +78,7 @@ class DrawnState:
 
 
 def _is_drawn(found: Found) -> bool:
-    """Whether a piece of state is a generator, or a number that an object of the script counts itself."""
+    """Return whether a piece of state is a generator, or a number that an object of the script counts."""
     if is_generator(found.value) or isinstance(found.value, itertools.count):
         return True
     return type(found.value) in (int, float) and found.name in _counted_by(cast("Any", type(found.owner)))
@@ -86,18 +86,18 @@ def _is_drawn(found: Found) -> bool:
 
 @functools.cache
 def _counted_by(kind: type[Any]) -> frozenset[str]:
-    """The attributes that the methods of a class set and read: what they only add to decides nothing."""
-    ours = [one for one in kind.__mro__ if is_of_script(one.__module__)]
-    methods = [item for one in ours for item in vars(one).items() if isinstance(item[1], FunctionType)]
+    """Return the attributes that the methods of a class set and read, not those that they only increase."""
+    ours = [base for base in kind.__mro__ if is_of_script(base.__module__)]
+    methods = [item for base in ours for item in vars(base).items() if isinstance(item[1], FunctionType)]
     counting = [method for name, method in methods if not name.startswith(_SET_FROM_OUTSIDE)]
-    instructions = [one for method in counting for one in dis.get_instructions(method)]
-    read = Counter(str(one.argval) for one in instructions if one.opname == "LOAD_ATTR")
-    stored = Counter(str(one.argval) for one in instructions if one.opname == "STORE_ATTR")
+    instructions = [instruction for method in counting for instruction in dis.get_instructions(method)]
+    read = Counter(str(instruction.argval) for instruction in instructions if instruction.opname == "LOAD_ATTR")
+    stored = Counter(str(instruction.argval) for instruction in instructions if instruction.opname == "STORE_ATTR")
     return frozenset(name for name, times in stored.items() if read[name] > times)
 
 
 def _stream_of(generator: Any) -> object:
-    """What stays the same until a generator gets another seed; None for other values."""
+    """Return a value that stays the same until a generator gets a new seed, or None for other values."""
     if isinstance(generator, torch.Generator):
         return generator.initial_seed()
     if not is_generator(generator):
@@ -114,12 +114,12 @@ def _constants_of(state: Any) -> object:
 
 
 def _twister_of(generator: Any) -> tuple[int, ...] | None:
-    """The current block of a Mersenne twister; None for generators of other kinds."""
+    """Return the present block of a Mersenne twister, or None for other generators."""
     state = state_of(generator)
     if isinstance(generator, random.Random):
         return tuple(state[1][:-1])
     if state.get("bit_generator") == "MT19937":
-        return tuple(int(one) for one in state["state"]["key"])
+        return tuple(int(word) for word in state["state"]["key"])
     return None
 
 
@@ -127,7 +127,7 @@ def _continues(stream: object, generator: Any) -> bool:
     now = _stream_of(generator)
     if not isinstance(now, tuple) or now == stream:
         return now == stream
-    drawing = random.Random()  # it finds out what another one has drawn
+    drawing = random.Random()  # to find out what the generator has drawn
     drawing.setstate((3, (*cast("tuple[int, ...]", stream), _TWISTER_SIZE), None))
     for _ in range(_MOST_TWISTS):
         drawing.getrandbits(32 * _TWISTER_SIZE)
@@ -137,12 +137,12 @@ def _continues(stream: object, generator: Any) -> bool:
 
 
 class StateInWorkers:
-    """Tells the main process what moves on in a worker, whose copies it does not see.
+    """Tells the main process about state that changes in a worker, whose copies it cannot see.
 
-    A worker looks before its first batch and after the first ones; then nothing more is done.
+    A worker looks before its first batch and after the first batches; then nothing more is done.
 
     Args:
-        roots: What fetches samples, by name.
+        roots: The objects that read samples, by name.
     """
 
     def __init__(self, roots: Mapping[str, object]) -> None:
@@ -153,7 +153,7 @@ class StateInWorkers:
         self._state: DrawnState | None = None
 
     def fetch(self, fetch: Callable[[], Any]) -> Any:
-        """Call what fetches a batch, in a worker."""
+        """Call a function that reads a batch, in a worker."""
         if self._looks > _LOOKS_AFTER:
             return fetch()
         if self._state is None:
@@ -171,6 +171,6 @@ class StateInWorkers:
         self._notes[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     def noted(self) -> list[str]:
-        """Return the places that workers have told of."""
+        """Return the places that workers have reported."""
         text = bytes(self._notes.numpy()).rstrip(b"\0").decode(errors="ignore")
         return text.split("\n") if text else []

@@ -1,7 +1,7 @@
-"""Keeps what the objects of a script hold, and restores it in place: others hold the same objects.
+"""Keeps the state of the objects of a script, and restores it in place, since other objects refer to the same objects.
 
-What is found is what `find_state` finds, and what holds it. Nothing of the script is copied but numbers and elements,
-and nothing is written that has not changed.
+It covers the state that ``find_state`` finds, and its holders. Of the script only numbers and elements are copied, and
+only changed values are written.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _MOST_OBJECTS: Final = 300_000
 _MISSING: Final[Any] = object()
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque, bytearray, array.array)
 _ITERATORS: Final = tuple(map(type, (iter([0]), iter((0,)), iter(range(1)), reversed([0]))))
-"""Iterators that tell where they are, and can be set back."""
+"""Iterators that tell their position, and can be set back."""
 _MOVING: Final = (*_CONTAINERS, *_ITERATORS, io.IOBase, itertools.count)
 
 
 class KeptState:
-    """What objects hold at a moment.
+    """The state of objects at a moment.
 
     Args:
-        roots: The objects by what they are called.
-        most_bytes: How much of tensors and arrays is copied at the most.
+        roots: The objects by name.
+        most_bytes: The largest number of bytes of tensors and arrays to copy.
 
     Attributes:
-        running: The places of generators and other iterators that nobody can set back.
+        running: The places of generators and other iterators that cannot be set back.
 
     Example:
         >>> from types import SimpleNamespace
@@ -89,7 +89,7 @@ class KeptState:
         """Restore everything, once.
 
         Returns:
-            The places of what has changed and was too large to be kept.
+            The places of values that have changed and were too large to be kept.
         """
         self._tensors.restore()
         for restore in self._restores:
@@ -116,7 +116,7 @@ class KeptState:
             self._keep_object(place, value)
 
     def _keep_each(self, place: str, values: Iterable[Any]) -> None:
-        """Keep what is held without being looked into: what is within containers and private attributes."""
+        """Keep the values in containers and private attributes, which are not searched."""
         for value in values:
             if type(value) not in PLAIN and _is_kept_where_it_is_held(value):
                 self._keep(place, value)
@@ -170,7 +170,7 @@ class KeptState:
 
     def _keep_class(self, _place: str, kind: type[Any]) -> None:
         if is_of_script(kind.__module__):
-            held = {name: one for name, one in vars(kind).items() if not name.startswith("__")}
+            held = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
             self._restores.append(partial(_restore_class, kind, held))
             self._keep_each(kind.__qualname__, held.values())
 
@@ -198,7 +198,7 @@ class KeptState:
     # To restore
 
     def _as_kept(self, value: Any) -> Any:
-        """Return a value as it was kept: the same one, or a count that begins where this one was."""
+        """Return a value as it was kept: the same object, or a count that begins at the kept number."""
         shown, again = self._counts.get(id(value), ("", None))
         return again if again is not None and repr(value) != shown else value
 
@@ -227,14 +227,14 @@ class KeptState:
 
     def _restore_list(self, now: Any, before: list[Any]) -> None:
         before = [self._as_kept(value) for value in before] if self._counts else before
-        if len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
+        if len(now) != len(before) or any(item is not kept for item, kept in zip(now, before, strict=True)):
             now.clear()
             now.extend(before)
 
 
 @contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Within the context nothing becomes garbage, and looking for it in many objects takes most of the time."""
+    """Switch off garbage collection within the block: nothing becomes garbage, and the search for it takes long."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -245,7 +245,7 @@ def _without_garbage_collection() -> Generator[None]:
 
 
 def _is_kept_where_it_is_held(value: Any) -> bool:
-    """Whether it is restored though nobody looks into it: what moves by itself, or is a container."""
+    """Return whether a value is restored although it is not searched: containers, and values that move."""
     if isinstance(value, _MOVING):
         return True
     if isinstance(value, type):
@@ -254,7 +254,7 @@ def _is_kept_where_it_is_held(value: Any) -> bool:
 
 
 def _is_running(value: object) -> bool:
-    """Whether it is an iterator that nobody can set back."""
+    """Return whether a value is an iterator that cannot be set back."""
     if isinstance(value, GeneratorType):
         return True
     kind = type(value)
@@ -277,9 +277,9 @@ def _attributes_of(value: object) -> dict[str, Any] | None:
 def _slots_of(kind: type[Any]) -> list[Any]:
     return [
         slot
-        for one in kind.__mro__
-        if is_of_script(one.__module__)
-        for name, slot in vars(one).items()
+        for base in kind.__mro__
+        if is_of_script(base.__module__)
+        for name, slot in vars(base).items()
         if isinstance(slot, MemberDescriptorType) and not name.startswith("__")
     ]
 
@@ -343,7 +343,7 @@ def _restore_position(file: Any, position: int) -> None:
 
 
 def _restore_buffers(now: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
-    """Restore the buffers of a module: those that have moved with it to another device stay there."""
+    """Restore the buffers of a module; buffers that have moved with it to a different device stay there."""
     for name in now.keys() - before.keys():
         del now[name]
     for name, tensor in before.items():
