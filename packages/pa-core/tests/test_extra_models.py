@@ -344,14 +344,14 @@ def later(event: str, add: Callable[[Any], object]) -> Callable[[Any], None]:
 
 REFUSED: dict[str, tuple[str, Callable[[Any], object]]] = {
     "a name twice": ("A module has this name already", lambda one: one.add_module("captions", tower(2))),
-    "a reserved name": ("none of loss_func, model", lambda one: one.add_module("model", tower(2))),
+    "a reserved name": ("except loss_func, model", lambda one: one.add_module("model", tower(2))),
     "no name": ("letters, digits", lambda one: one.add_module("my module", tower(2))),
-    "the model's head": ("it is trained already", lambda one: one.add_module("head", one.model[3], of(one.model[3]))),
+    "the model's head": ("it is already trained", lambda one: one.add_module("head", one.model[3], of(one.model[3]))),
     "a part of another module": (
         "a single module that contains both",
         lambda one: one.add_module("more", part := nn.Sequential(one.modules["captions"][0]), of(part)),
     ),
-    "a foreign optimizer": ("SGD of 4 other parameters", lambda one: one.add_module("more", tower(2), of(tower(2)))),
+    "a foreign optimizer": ("SGD with 4 other parameters", lambda one: one.add_module("more", tower(2), of(tower(2)))),
     "two optimizers": ("Two optimizers would train", in_two_optimizers),
     "no optimizer": ("Pass its optimizer, or call requires_grad_", lambda one: one.add_module("more", tower(2))),
     "no optimizer, a scheduler": (

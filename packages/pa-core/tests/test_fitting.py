@@ -333,7 +333,7 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
 
     model = network()
     trainer = Gathering(model, nn.MSELoss(), optimizer_of("sgd", model), [])
-    with pytest.raises(UnsupportedConfigurationError, match="and this one communicates"):
+    with pytest.raises(UnsupportedConfigurationError, match="and this step communicates"):
         fit(trainer)
 
 
@@ -347,7 +347,7 @@ def test_a_step_that_communicates_cannot_be_tried() -> None:
             "train_dataloader_kwargs has a batch_size",
         ),
         ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5)}, "per_device_batch_size=fit has no effect"),
-        ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5), "eval_dataset": DATA}, "follows from the m"),
+        ({"samples_per_update": 20, "train_dataset": DataLoader(DATA, 5), "eval_dataset": DATA}, "the memory decides"),
         (
             {"train_dataset": KeyedDataLoader(DATA, 5, samples_per_update=20), "samples_per_update": 20},
             "per_device_batch_size=fit has no effect",

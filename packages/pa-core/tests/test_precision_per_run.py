@@ -330,7 +330,7 @@ def test_a_second_precision_in_one_process(first: Kind, second: Kind, there: str
     with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
         trainer_in(second, TinyClassifier())
     assert f"mixed_precision='{wanted}' comes after mixed_precision='{there}'" in str(caught.value)
-    assert "Pass the same here too" in str(caught.value)
+    assert "Pass the same here" in str(caught.value)
     assert earlier.describe_run() == described
     earlier.train(make_classification(8), 1, per_device_batch_size=2)
     assert earlier.run_config.mixed_precision == there

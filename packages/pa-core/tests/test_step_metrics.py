@@ -297,7 +297,7 @@ def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("loss", 1.0, "and not 'loss'"),
+        ("loss", 1.0, "except 'loss'"),
         ("my kl", 1.0, r"cannot have this name[\s\S]*'my kl'"),
         ("", 1.0, r"cannot have this name"),
         (3, 1.0, r"cannot have this name[\s\S]*log\(3, "),

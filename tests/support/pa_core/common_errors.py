@@ -223,7 +223,7 @@ TARGETS = {
         "(inputs, classes)",
         "(inputs, classes + 1)",
         "Target 3 is out of bounds. | returned a Tensor of shape (8, 3)",
-        "the indices of classes, from 0 to classes - 1 (or ignore_index)",
+        "indices of classes, from 0 to classes - 1 (or ignore_index)",
         error="IndexError",
     ),
     "one-hot classes as integers": _of_torch(
@@ -392,7 +392,7 @@ _LAST_BATCH = {
         "",
         "ValueError",
         ("of shape (1, 4)", "BatchNorm1d(4", "training step 2 of epoch 1"),
-        'train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a last batch of one.',
+        'train(..., train_dataloader_kwargs={"drop_last": True}) leaves out a shorter last batch.',
     )
 }
 

@@ -90,7 +90,10 @@ def test_training_in_the_body_of_an_evaluation() -> None:
         for inputs, targets in run.batches():
             run.backward((run.model(inputs * 0.1) - targets).square().mean())
             for _ in run.evaluation_batches(samples(3)):
-                with torch.enable_grad(), pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"):
+                with (
+                    torch.enable_grad(),
+                    pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) was called in the body"),
+                ):
                     run.backward(run.model(inputs).sum())
                 uses: list[Callable[[], Any]] = [run.step, run.updates, run.epochs, run.batches]
                 for use in uses:
@@ -161,7 +164,7 @@ def test_values_that_cannot_be_logged() -> None:
             with pytest.raises(ConfigurationError, match="single number"), make_line() as run:
                 for _ in run.evaluation_batches(samples(4)):
                     run.log(name, value)
-    with pytest.raises(ConfigurationError, match="second"), make_line() as run:
+    with pytest.raises(ConfigurationError, match="twice in the same step"), make_line() as run:
         for _ in run.evaluation_batches(samples(4)):
             run.log("loss", 1.0)
             run.log("loss", 1.0)
@@ -185,7 +188,7 @@ def test_a_run_outside_of_its_block() -> None:
 
 def test_a_run_within_a_run() -> None:
     """One run at a time: a second block, and a second loop over the epochs."""
-    with pytest.raises(ConfigurationError, match="within the block of another"), make_line(), make_line():
+    with pytest.raises(ConfigurationError, match="the block of another run is open"), make_line(), make_line():
         pass
     with pytest.raises(ConfigurationError, match="within an epoch"), make_line() as run:
         for _ in run.epochs():
@@ -233,7 +236,7 @@ def test_an_epoch_without_training() -> None:
 
 def test_an_update_of_before() -> None:
     """An update that was kept is over when the loop continues."""
-    with pytest.raises(ConfigurationError, match="is over"), make_line() as run:
+    with pytest.raises(ConfigurationError, match="has ended"), make_line() as run:
         kept = []
         for update in run.updates():
             kept.append(update)
@@ -297,7 +300,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
             run.backward(run.model(inputs).mean())
             run.step()
             run.log("kl", 1.0)
-    with pytest.raises(ConfigurationError, match=r"not .loss.") as of_names, make_line() as run:
+    with pytest.raises(ConfigurationError, match="except .loss.") as of_names, make_line() as run:
         for _ in run.batches():
             run.log("loss", 1.0)
     assert [_words_for_a_trainer(one.value) for one in (of_items, of_others, of_values, of_names)] == [[]] * 4
@@ -305,7 +308,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
 
 def test_a_module_beside_the_models() -> None:
     """All models are given when the run is made."""
-    with pytest.raises(ConfigurationError, match="given all of its models when it is made"):
+    with pytest.raises(ConfigurationError, match="gets all of its models when it is created"):
         make_line().add_module("teacher", linear())
 
 

@@ -262,15 +262,15 @@ def test_what_is_returned_decides_the_columns(folder: Path) -> None:
 
 
 UNFIT: list[tuple[Callable[[Tensor], Any], str, str]] = [
-    (lambda x: x.sum(), "p.csv", "what is to be written"),
-    (lambda x: x[:1], "p.jsonl", "what is to be written"),
+    (lambda x: x.sum(), "p.csv", "the values to write"),
+    (lambda x: x[:1], "p.jsonl", "the values to write"),
     (lambda x: {"a": x, "text": "ab"}, "p.jsonl", "'text' is not a column"),
     (lambda x: x[:, None, None], "p.csv", r"Write to a \.jsonl or \.parquet file"),
     (lambda x: [[1], [2]], "p.csv", r"Write to a \.jsonl or \.parquet file"),
     (lambda x: {f"column {int(x[0])}": x}, "p.csv", "the same names"),
     (lambda x: {f"column {int(x[0])}": x}, "p.parquet", "the same names"),
     (lambda x: [object(), object()], "p.jsonl", "Return plain values"),
-    (lambda x: ["a", "b"] if x[0] else [1, 2], "p.parquet", "values of one type"),
+    (lambda x: ["a", "b"] if x[0] else [1, 2], "p.parquet", "values of the same type"),
 ]
 
 
