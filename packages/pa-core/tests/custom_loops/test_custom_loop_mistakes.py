@@ -300,7 +300,7 @@ def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
             run.backward(run.model(inputs).mean())
             run.step()
             run.log("kl", 1.0)
-    with pytest.raises(ConfigurationError, match="except .loss.") as of_names, make_line() as run:
+    with pytest.raises(ConfigurationError, match="except 'loss'") as of_names, make_line() as run:
         for _ in run.batches():
             run.log("loss", 1.0)
     assert [_words_for_a_trainer(one.value) for one in (of_items, of_others, of_values, of_names)] == [[]] * 4
