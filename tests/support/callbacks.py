@@ -27,6 +27,27 @@ class OfThisProcess(TrainerCallback):
         """Begin without notes."""
 
 
+class CountUpdates(TrainerCallback):
+    """Counts updates from a number on; a part of training states."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self.count += 1
+
+    @override
+    def state_dict(self) -> dict[str, int]:
+        """Return the number."""
+        return {"count": self.count}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on from there."""
+        self.count = state_dict["count"]
+
+
 class RatesUsed(TrainerCallback):
     """Notes the learning rate that each update is made with."""
 

@@ -268,8 +268,7 @@ def collectives_of_epoch(kind: type[Trainer[nn.Linear]], num_batches: int) -> in
     return sum(entry.count for entry in entries if entry.key.startswith("c10d::"))
 
 
-@pytest.mark.parametrize("num_batches", [2, 8])
-@pytest.mark.parametrize("kind", [LogsValues, LogsMany, LogsByRank])
+@pytest.mark.parametrize(("kind", "num_batches"), [(LogsValues, 2), (LogsValues, 8), (LogsMany, 8), (LogsByRank, 8)])
 @pytest.mark.runs_on("two_ranks")
 def test_logging_costs_no_exchange_in_a_step(kind: type[Trainer[nn.Linear]], num_batches: int) -> None:
     """It takes two at the end of the epoch: of how long the names with their sums are, and of these."""

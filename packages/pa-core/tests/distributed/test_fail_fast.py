@@ -164,7 +164,7 @@ class LateTimer(threading.Timer):
     @override
     def run(self) -> None:
         super().run()
-        time.sleep(2.0)
+        time.sleep(0.7)
 
 
 class FailsOnAll(TrainerCallback):

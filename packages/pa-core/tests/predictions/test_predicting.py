@@ -97,6 +97,8 @@ def test_processes_with_different_weights_are_refused() -> None:
         trainer.model.get_parameter("weight").fill_(trainer.process_index)
     with pytest.raises(RanksDifferError, match="weights: "):
         list(trainer.predict(numbers(5), 2))
+    with pytest.raises(RanksDifferError, match="weights: "):
+        trainer.predict(numbers(5), 2, write=lambda predictions, positions: None)
 
 
 @on_any_number_of_processes
@@ -270,11 +272,3 @@ def test_parquet_files_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", nothing.get)
     with pytest.raises(UnsupportedConfigurationError, match=r"pip install pa-core\[predict\]"):
         trainer_of(nn.Identity()).predict(numbers(3), write="p.parquet")
-
-
-@pytest.mark.parametrize("name", ["samples_per_piece", "pieces", "other_pieces"])
-def test_arguments_of_writing_need_something_to_write_to(name: str) -> None:
-    """Nothing of what was passed is ignored."""
-    arguments: dict[str, Any] = {name: 3}
-    with pytest.raises(ConfigurationError, match=f"{name} must be left out"):
-        trainer_of(nn.Identity()).predict(numbers(3), **arguments)

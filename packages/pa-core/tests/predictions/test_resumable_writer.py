@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from pa_core import CheckpointError, ConfigurationError, RanksDifferError, Trainer, gather_objects
+from pa_core import CheckpointError, ConfigurationError, Trainer, gather_objects
 from pa_core.predictions import ResumableWriter
 
 IDENTITY = {"weights": "those of Monday"}
@@ -61,16 +61,6 @@ def test_processes_that_do_not_share_a_disk_are_told_so(tmp_path: Path) -> None:
     trainer = Trainer(torch.nn.Identity(), None, None, callbacks=[])
     with pytest.raises(ConfigurationError, match="do not share"):
         trainer.predict(TensorDataset(torch.arange(9.0)), 2, write=tmp_path / "p.csv")
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_processes_with_different_weights_are_refused() -> None:
-    """The predictions of two models would alternate."""
-    trainer = Trainer(torch.nn.Linear(1, 1), None, None, callbacks=[])
-    with torch.no_grad():
-        trainer.model.get_parameter("weight").fill_(trainer.process_index)
-    with pytest.raises(RanksDifferError, match="weights: "):
-        trainer.predict(TensorDataset(torch.ones(5, 1)), 2, write=lambda predictions, positions: None)
 
 
 def test_a_forged_identity_lets_no_piece_of_others_in(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pa_core import (
     gather_objects,
 )
 from tests.launching import Launch
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.pa_core.events_of_endings import table
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
@@ -352,17 +352,13 @@ def test_a_run_that_failed_at_its_start_is_not_the_complete_one_before_it(shared
         trainer.save_training_state(shared_tmp_path / "state")
 
 
-class CloseAt(CallAt):
-    """A trainer has one callback of each class."""
-
-
 def test_a_state_asked_for_in_on_exception_is_saved_or_refused(tmp_path: Path) -> None:
     """Never dropped without a word; and callbacks after the one that asks can still close what is open."""
     save = CallAt("on_exception", lambda trainer: trainer.save_training_state(tmp_path / "state"))
     closed: list[AnyTrainer] = []
     expected = train(make_trainer())
     with pytest.raises(CheckpointError, match="after Interrupted") as refused:
-        train(make_trainer(InterruptAt("on_train_step_end", 9), save, CloseAt("on_exception", closed.append)))
+        train(make_trainer(InterruptAt("on_train_step_end", 9), save, AlsoAt("on_exception", closed.append)))
     assert isinstance(refused.value.__context__, Interrupted)
     assert len(closed) == 1
     assert not (tmp_path / "state").exists()

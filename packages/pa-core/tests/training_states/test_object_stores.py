@@ -32,6 +32,7 @@ from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+from tests.support.pa_core.training_states.small_runs import updates_in as updates_on_disk
 
 SUPPORT = Path(__file__).parents[4] / "tests" / "support" / "pa_core" / "training_states"
 
@@ -53,11 +54,6 @@ def saving(folder: Path, url: str, **options: Any) -> SaveTrainingStateCallback:
 def updates_in(url: str) -> list[int]:
     """The updates after which the states in a store were saved, oldest first."""
     return [state.update for state in RemoteFolder(url).states()]
-
-
-def updates_on_disk(folder: Path) -> list[int]:
-    """Those in a folder."""
-    return [record.update for record in Folder(folder).records()]
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -25,7 +25,7 @@ from pa_core.testing import RecordingCallback
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.preempted_runs import SignalAt, own_handler, preemptible
-from tests.support.pa_core.training_states.small_runs import make_trainer, train
+from tests.support.pa_core.training_states.small_runs import SavesToo, make_trainer, train
 
 PLACES = [
     ("on_train_step_start", 4),
@@ -301,7 +301,7 @@ def test_a_signal_that_came_too_late_for_a_run_is_heeded_by_the_next_one(tmp_pat
 def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_path: Path) -> None:
     """Not before it is done with the exception: until then it may be about to end by it. Two callbacks may watch."""
     states = SaveTrainingStateCallback(tmp_path / "one", stop_on_signals=("SIGUSR1",))
-    second = SecondSave(tmp_path / "two", stop_on_signals=("SIGUSR1",))
+    second = SavesToo(tmp_path / "two", stop_on_signals=("SIGUSR1",))
     send = CallAt("on_optimizer_step_end", lambda _: os.kill(os.getpid(), signal.SIGUSR1))
     trainer = make_trainer(states, second, send)
     with own_handler() as handled:
@@ -312,7 +312,3 @@ def test_a_script_that_continues_after_a_preemption_has_its_signals_back(tmp_pat
             assert handled == []
         os.kill(os.getpid(), signal.SIGUSR1)
         assert handled == [signal.SIGUSR1]
-
-
-class SecondSave(SaveTrainingStateCallback):
-    """A trainer has one callback of each class."""

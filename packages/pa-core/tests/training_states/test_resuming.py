@@ -32,7 +32,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.support.callbacks import RatesUsed
+from tests.support.callbacks import CountUpdates, RatesUsed
 from tests.support.pa_core.training_states.preempted_runs import SignalAt, preemptible
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
@@ -128,22 +128,6 @@ def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path:
 
 def test_a_callback_behind_the_saving_one_is_in_the_state_of_the_same_update(tmp_path: Path) -> None:
     """A state is captured when all callbacks have been told of the update, whatever their order."""
-
-    class CountUpdates(TrainerCallback):
-        count = 0
-
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            self.count += 1
-
-        @override
-        def state_dict(self) -> dict[str, int]:
-            return {"count": self.count}
-
-        @override
-        def load_state_dict(self, state_dict: dict[str, int]) -> None:
-            self.count = state_dict["count"]
-
     with pytest.raises(Interrupted):
         train(make_trainer(saving(tmp_path), CountUpdates(), InterruptAt("on_train_step_end", 8)))
     counting = CountUpdates()

@@ -36,22 +36,19 @@ from pa_core import (
 )
 from tests import small_runs
 from tests.launching import Launch
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import AlsoAt, CallAt
 from tests.support.disks import full_disk
 from tests.support.pa_core.training_states import runs_in_one_folder
 from tests.support.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
     Interrupted,
+    SavesToo,
     interrupting,
     make_trainer,
     train,
+    updates_in,
 )
-
-
-def updates_in(folder: Path) -> list[int]:
-    """The updates after which the states in a folder were saved, in the order of saving."""
-    return [record.update for record in Folder(folder).records()]
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -87,17 +84,13 @@ def test_states_are_saved_when_time_has_passed_on_the_clock_of_the_first_process
 REQUEST_AT_THIRD = CallAt("on_optimizer_step_end", AnyTrainer.request_training_state, 3)
 
 
-class SavesElsewhere(SaveTrainingStateCallback):
-    """A second callback that saves."""
-
-
 def test_what_is_requested_is_saved_whichever_the_periods(tmp_path: Path) -> None:
     """By each callback that saves states; one with a period of seconds is the one that its own requests are for."""
     train(make_trainer(REQUEST_AT_THIRD, SaveTrainingStateCallback(tmp_path / "a", save_at_end=False)), num_epochs=1)
     assert updates_in(tmp_path / "a") == [3]
 
     by_time = SaveTrainingStateCallback(tmp_path / "b", save_every_n_seconds=3600, save_at_end=False)
-    train(make_trainer(REQUEST_AT_THIRD, by_time, SavesElsewhere(tmp_path / "c")), num_epochs=1)
+    train(make_trainer(REQUEST_AT_THIRD, by_time, SavesToo(tmp_path / "c")), num_epochs=1)
     assert updates_in(tmp_path / "b") == [3]
     assert updates_in(tmp_path / "c") == [7]
 
@@ -174,9 +167,6 @@ def test_a_run_may_go_on_without_a_state_for_which_the_disk_has_no_room(tmp_path
             time.sleep(0.01)
         disk.enter_context(full_disk(100))
 
-    class Free(CallAt):
-        """Another class, as two of one are refused."""
-
     def free(_trainer: AnyTrainer) -> None:
         for thread in threading.enumerate():
             if "background writer" in thread.name:
@@ -184,7 +174,7 @@ def test_a_run_may_go_on_without_a_state_for_which_the_disk_has_no_room(tmp_path
         disk.close()
 
     states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, asynchronous=asynchronous, on_save_error="warn")
-    callbacks = [states, CallAt("on_optimizer_step_end", fill, 3), Free("on_optimizer_step_end", free, 5)]
+    callbacks = [states, CallAt("on_optimizer_step_end", fill, 3), AlsoAt("on_optimizer_step_end", free, 5)]
     match = (
         r"could not be written.*tensors take [\d,]+ bytes, on a disk with [\d,]+ free bytes.*tries again at the next"
     )
@@ -477,9 +467,6 @@ def test_a_run_within_a_run_cannot_share_its_folder_but_callbacks_of_a_run_can(t
     def train_another() -> None:
         train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
 
-    class SavesToo(SaveTrainingStateCallback):
-        """A second callback that saves."""
-
     two = SaveTrainingStateCallback(tmp_path, save_every_n_steps=3, save_at_end=False), SavesToo(tmp_path)
     with pytest.raises(FolderInUseError, match=f"process {os.getpid()} "):
         train(make_trainer(*two, at(4, train_another)))
@@ -527,9 +514,6 @@ def test_a_second_run_from_the_same_state_is_another_run(tmp_path: Path) -> None
 def test_a_run_keeps_its_name_only_in_its_own_folders(tmp_path: Path) -> None:
     """In another folder it is another run, but one with two folders has one name in both of them."""
     saving = {name: SaveTrainingStateCallback(tmp_path / name, save_every_n_steps=2) for name in ("a", "b")}
-
-    class SavesToo(SaveTrainingStateCallback):
-        """A second callback that saves."""
 
     both = saving["a"], SavesToo(tmp_path / "b", save_every_n_steps=5)
     resuming: dict[str, Any] = {"resume_from": tmp_path / "a"}

@@ -24,7 +24,7 @@ from pa_core import (
     SaveTrainingStateCallback,
     TrainerCallback,
 )
-from tests.support.callbacks import CallAt
+from tests.support.callbacks import CallAt, CountUpdates
 from tests.support.pa_core.training_states import script_states as scripts
 from tests.support.pa_core.training_states.small_runs import InterruptAt, Interrupted
 
@@ -227,43 +227,30 @@ def test_checkpoints_without_a_loss_function_stay_loadable(tmp_path: Path) -> No
     assert "modules" not in torch.load(tmp_path / "balanced.pt", weights_only=True)
 
 
-def counting(start: int) -> type[TrainerCallback]:
-    """Return a class that has the same name as all others of this function."""
+def counting(start: int) -> CountUpdates:
+    """Count from a number on, by a class that has the same name as all others of this function."""
 
-    class Counts(TrainerCallback):
-        def __init__(self) -> None:
-            self.count = start
+    class Counts(CountUpdates):
+        """Counts updates."""
 
-        @override
-        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-            self.count += 1
-
-        @override
-        def state_dict(self) -> dict[str, int]:
-            return {"count": self.count}
-
-        @override
-        def load_state_dict(self, state_dict: dict[str, int]) -> None:
-            self.count = state_dict["count"]
-
-    return Counts
+    return Counts(start)
 
 
 @pytest.mark.parametrize("starts", [(0, 100), (100, 0), (0, 100, 200)])
 def test_callbacks_of_classes_with_one_name_keep_their_own_states(starts: tuple[int, ...], tmp_path: Path) -> None:
     """Each of them gets back what it had, in their order."""
-    callbacks = [counting(start)() for start in starts]
+    callbacks = [counting(start) for start in starts]
     scripts.Scripted(*callbacks, SaveTrainingStateCallback(tmp_path)).train(scripts.data(), 1)
-    resumed: list[Any] = [counting(0)() for _ in starts]
+    resumed = [counting(0) for _ in starts]
     scripts.Scripted(*resumed).train(scripts.data(), 1, resume_from=tmp_path)
     assert [one.count for one in resumed] == [4 + start for start in starts]
 
 
 def test_the_first_of_two_callbacks_of_one_name_keeps_its_state_without_the_second(tmp_path: Path) -> None:
     """That of the second one is named as left out."""
-    callbacks = [counting(0)(), counting(100)(), SaveTrainingStateCallback(tmp_path)]
+    callbacks = [counting(0), counting(100), SaveTrainingStateCallback(tmp_path)]
     scripts.Scripted(*callbacks).train(scripts.data(), 1)
-    alone: Any = counting(50)()
+    alone = counting(50)
     with pytest.warns(UserWarning, match=r"Counts #2 .* is ignored"):
         scripts.Scripted(alone).train(scripts.data(), 1, resume_from=tmp_path)
     assert alone.count == 4

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import SaveTrainingStateCallback, TrainerCallback
@@ -16,28 +15,12 @@ from pa_core.distributed import num_processes
 from tests.support.pa_core.training_states import script_states as scripts
 
 
-class CentredLoss(nn.Module):
-    """A loss around a running centre, as in DINO; each process has the centre of its own samples."""
-
-    centre: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(1))
-
-    @override
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = (outputs - self.centre - targets).square().mean()
-        self.centre.lerp_(outputs.detach().mean(0), 0.1)
-        return loss
-
-
 class WithOwnQueue(scripts.WithTeacher):
     """A queue and a centre of what each process has computed, beside a teacher."""
 
     def __init__(self, *callbacks: TrainerCallback, size: int = 8) -> None:
         super().__init__(*callbacks)
-        self.loss_func: Any = CentredLoss()
+        self.loss_func: Any = scripts.CentredInPlace()
         queue = scripts.Queue().eval()
         queue.register_buffer("keys", torch.zeros(size))
         self.add_module("queue", queue)

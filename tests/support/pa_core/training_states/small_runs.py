@@ -17,7 +17,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveBestModelCallback, Trainer, TrainerCallback
+from pa_checkpoint import Folder
+from pa_core import AnyTrainer, SaveBestModelCallback, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier
 
 
@@ -104,6 +105,15 @@ def interrupting(trainer: Trainer, update: int) -> Generator[None]:
     with pytest.raises(Interrupted):
         yield
     trainer.callback_handler.remove_callback(interrupt)
+
+
+class SavesToo(SaveTrainingStateCallback):
+    """A second callback that saves: two of one class are refused."""
+
+
+def updates_in(folder: Path) -> list[int]:
+    """The updates after which the states in a folder were saved, in the order of saving."""
+    return [record.update for record in Folder(folder).records()]
 
 
 def cosine(optimizer: Optimizer) -> CosineAnnealingLR:
