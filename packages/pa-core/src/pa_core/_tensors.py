@@ -139,13 +139,23 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a ``DTensor``, which is split over processes."""
+    """Whether a value is a ``DTensor``, which is split over processes.
+
+    Example:
+        >>> is_sharded(nn.Linear(2, 1).weight)
+        False
+    """
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` has split parameters of a module over processes."""
+    """Whether ``fully_shard`` has split parameters of a module over processes.
+
+    Example:
+        >>> is_sharded_module(nn.Linear(2, 1))
+        False
+    """
     return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
 
 
@@ -164,13 +174,22 @@ def reshard(module: nn.Module) -> None:
 
     Args:
         module: A module, sharded or not.
+
+    Example:
+        >>> reshard(nn.Linear(2, 1))  # a plain module does not change
     """
     for unit in filter(is_unit, module.modules()):
         cast("Any", unit).reshard()
 
 
 def local_piece(tensor: Tensor) -> Tensor:
-    """Return this process's piece of a sharded tensor, which shares its memory, or the plain tensor itself."""
+    """Return this process's piece of a sharded tensor, which shares its memory, or the plain tensor itself.
+
+    Example:
+        >>> weight = nn.Linear(2, 1).weight
+        >>> local_piece(weight) is weight
+        True
+    """
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -179,6 +198,10 @@ def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
 
     Args:
         tensors: Sharded or plain tensors.
+
+    Example:
+        >>> for piece in local_pieces(nn.Linear(2, 1).parameters()):
+        ...     _ = piece.detach().zero_()
     """
     return [local_piece(tensor) for tensor in tensors]
 

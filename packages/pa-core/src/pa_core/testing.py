@@ -51,6 +51,11 @@ def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int =
         num_samples: The number of samples.
         num_features: The size of an input.
         seed: The seed of the values; the global generators are not used.
+
+    Example:
+        >>> inputs, targets = make_regression(8).tensors
+        >>> inputs.shape, targets.shape
+        (torch.Size([8, 4]), torch.Size([8, 1]))
     """
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(num_samples, num_features, generator=generator)
@@ -68,6 +73,11 @@ def make_classification(
         num_features: The size of an input.
         num_classes: The number of clusters.
         seed: The seed of the values; the global generators are not used.
+
+    Example:
+        >>> inputs, targets = make_classification(8, num_classes=2).tensors
+        >>> inputs.shape, sorted(set(targets.tolist()))
+        (torch.Size([8, 4]), [0, 1])
     """
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(num_classes, num_features, generator=generator)

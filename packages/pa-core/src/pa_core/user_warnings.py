@@ -19,6 +19,14 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     Args:
         message: The problem and the advice.
         category: The class; ``DeprecationWarning`` for features that will be removed.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_user("The folder is empty. Pass another one.")
+        >>> str(caught[0].message)
+        'The folder is empty. Pass another one.'
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     ours = {"pa_core", _package(frame)}

@@ -446,7 +446,7 @@ def test_files_of_somebody_else_are_never_removed(folder: Path) -> None:
     """A folder that is in the way stays as it is, also where other pieces are to be removed."""
     (folder / "p.csv.pieces").mkdir()
     (folder / "p.csv.pieces" / "thesis.tex").touch()
-    with pytest.raises(CheckpointError, match="something else"):
+    with pytest.raises(CheckpointError, match="not pieces of predictions"):
         trainer_with().predict(numbers(3), write=folder / "p.csv", other_pieces="remove")
     assert (folder / "p.csv.pieces" / "thesis.tex").exists()
 

@@ -192,7 +192,7 @@ def _what_to_pass(data: Any, method: str | None) -> str | None:
     if _is_inputs_and_targets(data):
         return f"{_TENSOR_DATASET}."
     if hasattr(data, "iloc"):
-        return f'{_TENSOR_DATASET}, for example table[[" a", "b"]].to_numpy("float32").'
+        return f'{_TENSOR_DATASET}, for example table[["a", "b"]].to_numpy("float32").'
     if issubclass(kind, Mapping) and len(data) > 0 and 0 not in [*data.keys()]:
         keys = ", ".join(f"[{key!r}]" for key in [*data.keys()])
         return f"Pass a value of it that is a dataset: {keys}."

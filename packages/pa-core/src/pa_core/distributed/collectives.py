@@ -43,12 +43,22 @@ _collectives: Any = dist
 
 
 def num_processes() -> int:
-    """Return the number of processes of the run, 1 without a process group."""
+    """Return the number of processes of the run, 1 without a process group.
+
+    Example:
+        >>> num_processes()
+        1
+    """
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process in the run, 0 without a process group."""
+    """Return the number of this process in the run, 0 without a process group.
+
+    Example:
+        >>> rank()
+        0
+    """
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -92,6 +102,10 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
     Args:
         values: A tensor of the same shape on each process, on the device of the run.
+
+    Example:
+        >>> sum_over_processes(torch.tensor([3.0]))
+        tensor([3.])
     """
     if _is_alone():
         return values
@@ -129,12 +143,19 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Every process must call this. Buffers of the same dtype are sent together, so that the cost does not grow with the
     number of layers.
+
+    Example:
+        >>> broadcast_buffers(nn.BatchNorm1d(2))
     """
     broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
-    """Copy the parameters and the buffers of rank zero to every process, except for sharded parameters."""
+    """Copy the parameters and the buffers of rank zero to every process, except for sharded parameters.
+
+    Example:
+        >>> broadcast_weights(nn.Linear(2, 1))
+    """
     if not _is_alone():
         reshard(module)
         tensors = (*parameters_of_module(module), *buffers_of_module(module))
@@ -178,6 +199,10 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
     Raises:
         ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
+
+    Example:
+        >>> gather({"score": torch.tensor([0.5, 1.0])})
+        {'score': tensor([0.5000, 1.0000])}
     """
     with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
         return cast("TensorsT", _map_tensors(partial(_gather_tensor, padding_value=padding_value), data))

@@ -73,5 +73,10 @@ DARK = PlotStyle(
 
 
 def plot_style(*, dark: bool) -> PlotStyle:
-    """Return the style for dark or for light pages."""
+    """Return the style for dark or for light pages.
+
+    Example:
+        >>> plot_style(dark=True).ground
+        '#131416'
+    """
     return DARK if dark else LIGHT
