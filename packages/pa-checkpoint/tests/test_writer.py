@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import signal
 import sys
 import threading
@@ -21,6 +19,7 @@ import pa_checkpoint as ckpt
 from pa_checkpoint._encoding import Encoded, decode, encode
 from pa_checkpoint._writer import BackgroundWriter, HostPool
 from tests.launching import Launch
+from tests.support.killed_examples import run_undisturbed_and_killed
 from tests.support.states import flip, save
 
 README = Path(__file__).parents[1] / "README.md"
@@ -87,20 +86,8 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.more_cases)])
 def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path, kills: int) -> None:
     """Killed at random moments and started again, it ends with the weights of a run that nobody killed."""
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    slow = code.replace("    step += 1\n", "    step += 1\n    __import__('time').sleep(0.01)\n")
-    slow = slow.replace("import torch\n", "import torch\n\ntorch.manual_seed(0)\n", 1)
-    # Nothing handles the signal of the timer: it ends the process at once, wherever it is.
-    timer = "import signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))"
-    doomed = slow.replace("import torch\n", f"import torch\n{timer}\n", 1)
-    choice = random.Random(0)
-    for folder, number in (("calm", 0), ("killed", kills)):
-        (tmp_path / folder).mkdir()
-        launch = Launch(tmp_path / folder)
-        for _ in range(number):
-            assert launch(doomed, str(choice.uniform(0.1, 0.9))).status in {0, -signal.SIGALRM}
-        assert launch(slow).status == 0
-    calm, killed = (ckpt.Folder(tmp_path / folder / "checkpoints").newest() for folder in ("calm", "killed"))
+    folders = run_undisturbed_and_killed(README, "step += 1", 0.01, kills=kills, folder=tmp_path)
+    calm, killed = (ckpt.Folder(folder / "checkpoints").newest() for folder in folders)
     assert calm is not None
     assert killed is not None
     assert calm["step"] == killed["step"] == 100

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 import re
-import signal
 import weakref
 from itertools import chain
 from pathlib import Path
@@ -19,8 +17,8 @@ from torch.utils.data import TensorDataset
 from pa_data import KeyedDataLoader
 from pa_data.errors import DataError
 from pa_data.orders import TokenBudget, Weighted
-from tests.launching import Launch
 from tests.support.drawing import Drawing, Indices, indices_of
+from tests.support.killed_examples import run_undisturbed_and_killed
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -117,24 +115,8 @@ def test_something_else_than_a_state_is_an_error(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.more_cases)])
 def test_the_example_of_the_readme_ends_the_same_however_often_it_is_killed(tmp_path: Path, kills: int) -> None:
     """Killed at random moments and started again, it ends with the weights of a run that nobody killed."""
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    slow = code.replace(
-        "        optimizer.step()\n", "        optimizer.step()\n        __import__('time').sleep(0.02)\n"
-    )
-    assert slow != code
-    # Nothing handles the signal of the timer: it ends the process at once, wherever it is.
-    timer = "import signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))"
-    doomed = slow.replace("import torch\n", f"import torch\n{timer}\n", 1)
-    choice = random.Random(0)
-    ends: list[dict[str, Any]] = []
-    for name, number in (("calm", 0), ("killed", kills)):
-        (tmp_path / name).mkdir()
-        launch = Launch(tmp_path / name)
-        for _ in range(number):
-            assert launch(doomed, str(choice.uniform(0.1, 0.9))).status in {0, -signal.SIGALRM}
-        assert launch(code).status == 0
-        ends.append(torch.load(tmp_path / name / "state.pt"))
-    calm, killed = ends
+    folders = run_undisturbed_and_killed(README, "optimizer.step()", 0.02, kills=kills, folder=tmp_path)
+    calm, killed = (torch.load(folder / "state.pt") for folder in folders)
     assert calm["loader"] == killed["loader"]
     assert (calm["loader"]["epoch"], calm["loader"]["samples"]) == (4, 0)
     assert all(weight.equal(killed["model"][name]) for name, weight in calm["model"].items())
