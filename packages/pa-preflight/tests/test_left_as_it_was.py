@@ -11,7 +11,9 @@ from tests.support.held_state import OTHERS, PLACES, WAYS, make
 from tests.support.pa_preflight.configurations import Configuration, changed, state_of
 from tests.support.pa_preflight.corpus import HEALTHY
 
-SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(10, 50))]
+EACH_TIME = (0, 2, 3, 4, 5, 7, 8)
+"""Seeds whose configurations have, together, each model, optimizer, loader, evaluation and schedule that there is."""
+SEEDS = [pytest.param(seed, marks=[] if seed in EACH_TIME else [pytest.mark.more_cases]) for seed in range(50)]
 
 
 @pytest.mark.parametrize("look", [check, plan])

@@ -34,7 +34,7 @@ def _cases(default: int, more: int) -> list[object]:
     return [*range(default), *(pytest.param(seed, marks=pytest.mark.more_cases) for seed in range(default, more))]
 
 
-@pytest.mark.parametrize("seed", _cases(50, 1000))
+@pytest.mark.parametrize("seed", _cases(30, 1000))
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_does_what_was_planned(seed: int, tmp_path: Path) -> None:
     """Epochs, updates, evaluations, saves, deletions, learning rates and memory are those of the plan."""
