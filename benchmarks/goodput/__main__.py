@@ -7,11 +7,12 @@ writes them into it.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
-from benchmarks.goodput.cores import busy_share
 from benchmarks.goodput.report import FIGURES, VARIANTS, Measured, as_page
 from benchmarks.goodput.runs import ROOT, disturb, rate_of, train_undisturbed
 
@@ -59,6 +60,22 @@ def measure(task: str, folder: Path, kills: int, every: float) -> list[Measured]
     for name in ("rate", "undisturbed"):
         shutil.rmtree(folder / name)
     return measured
+
+
+def busy_share(seconds: float) -> float:
+    """Return the share of all cores that is in use, by the figures of Linux, while this process waits."""
+    busy, passed = _used()
+    time.sleep(seconds)
+    busy_later, passed_later = _used()
+    return (busy_later - busy) / (passed_later - passed)
+
+
+def _used() -> tuple[float, float]:
+    """Seconds of all cores that were used, and all that there were, since the machine was started."""
+    numbers = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    user, low_priority, system = numbers[:3]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + low_priority + system) / ticks, sum(numbers[:8]) / ticks
 
 
 if __name__ == "__main__":

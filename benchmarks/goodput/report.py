@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
-from benchmarks.report import machine
+from benchmarks.report import machine, table
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]
 
@@ -130,11 +130,6 @@ def as_page(measured: Sequence[Measured], every: float) -> str:
             "",
         ]
     )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
 def _median(recoveries: Sequence[Recovery], part: str) -> float:

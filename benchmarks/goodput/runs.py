@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.goodput.moments import PROCESS, read_moments
-from benchmarks.goodput.progress import Progress, ProgressFile
+from benchmarks.goodput.progress import PROCESS, Progress, ProgressFile, read_moments
 from benchmarks.goodput.script import MOMENTS, OUTCOME, PROGRESS
 
 __all__ = ["Disturbed", "Recovery", "Undisturbed", "disturb", "rate_of", "train_undisturbed"]

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.goodput.moments import PROCESS, Moments
+from benchmarks.goodput.progress import PROCESS, Moments
 
 
 def main(arguments: list[str]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goodput.moments import Moments, read_moments
-from benchmarks.goodput.progress import ProgressFile
+from benchmarks.goodput.progress import Moments, ProgressFile, read_moments
 from benchmarks.goodput.report import VARIANTS, Measured, as_page
 from benchmarks.goodput.runs import Disturbed, Recovery, Undisturbed
 from benchmarks.goodput.script import MOMENTS, PROGRESS
