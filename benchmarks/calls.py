@@ -7,7 +7,6 @@ each time it resumes, and from Python 3.12 on comprehensions are no calls.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -106,8 +105,4 @@ def main(task: str, *loops: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.calls", description=__doc__)
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("loops", nargs="+", metavar="loop", help="a file of loops/, such as by_hand or ours")
-    arguments = parser.parse_args()
-    main(arguments.task, *arguments.loops)
+    main(*sys.argv[1:])

@@ -7,7 +7,7 @@ that others use, and its median. The edges of epochs are among what comes after 
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -111,8 +111,4 @@ def percentile(figures: list[float], share: float) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chapters", description=__doc__)
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("loops", nargs="+", metavar="loop", help="a file of loops/, such as by_hand or ours")
-    arguments = parser.parse_args()
-    main(arguments.task, *arguments.loops)
+    main(*sys.argv[1:])

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -67,24 +67,8 @@ def sharded(state: State) -> State:
     }
 
 
-class Variant(Protocol):
-    """One way to save and load."""
-
-    def save(self, path: Path, state: State) -> None:
-        """Save, and return when it is on disk."""
-
-    def start(self, path: Path, state: State) -> None:
-        """Save in the background, and return when the tensors may change."""
-
-    def wait(self) -> None:
-        """Return when what was started is on disk."""
-
-    def load(self, path: Path, state: State) -> None:
-        """Load into the tensors."""
-
-
 class Dcp:
-    """torch's own, with buffers that are used again as ours are."""
+    """Saving and loading by torch's own, with buffers that are used again as ours are."""
 
     def __init__(self) -> None:
         self._stager = DefaultStager(StagingOptions(*[False] * 4))  # all but the buffers needs an accelerator
@@ -136,6 +120,9 @@ class Ours:
                 value.read_into(tensor)
             else:
                 tensor.copy_(value)
+
+
+Variant: TypeAlias = Dcp | Ours
 
 
 def time_of_save(variant: Variant, path: Path, state: State) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 __all__ = ["COMPARISONS", "Comparison", "Device"]
 
@@ -14,11 +15,14 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 LOOPS_IN_MEMORY = ("by_hand", "by_hand_tuned", "by_accelerate", "ours_bare", "ours")
 REPRODUCIBLE = ("by_hand", "ours_reproducible")
+TRIAL, GAN_TRIAL = ("by_hand", "trial"), ("gan_by_hand", "gan_trial")
 SHARDED = ("sharded_by_hand", "sharded_ours")
 BY_ORDER = ("shuffled", "class_balanced", "mixture", "weighted")
 CHECKPOINTS = (("200 MB", "200 7"), ("2 GB", "2000 2"))
 WORKERS = ((0, "no workers"), (2, "two workers"))
-FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
+FEW_AND_MANY, TO_A_MILLION = ("ten_thousand", "a_hundred_million"), ("ten_thousand", "a_million")
+FIRST_AND_LAST = ("the_first", "the_last")
+SAVES, WRITING = ("at_once", "in_the_background"), ("undisturbed", "while_writing")
 
 
 @dataclass(frozen=True)
@@ -63,83 +67,28 @@ class Comparison:
 
 
 def _of_loops(
-    name: str, measure: str, task: str, limit: float, variants: tuple[str, ...] = LOOPS, *, with_peers: bool = True
-) -> Comparison:
-    return Comparison(
-        name,
-        f"measures {measure} {task}",
-        variants,
-        limit=limit,
-        figure=measure,
-        separately=True,
-        with_peers=with_peers,
-    )
-
-
-def _in_turn(
     name: str,
     task: str,
     variants: tuple[str, ...],
     limit: float | None,
-    *,
     measure: str = "step",
-    ranks: int | None = None,
-    rounds: int | None = None,
+    *,
+    separately: bool = False,
+    **others: Any,
 ) -> Comparison:
-    return Comparison(
-        name,
-        f"measures {measure} {task} {' '.join(variants)}",
-        variants,
-        limit=limit,
-        figure=measure,
-        ranks=ranks,
-        rounds=rounds or (3 if ranks else None),
-    )
+    command = f"measures {measure} {task}{'' if separately else ' ' + ' '.join(variants)}"
+    return Comparison(name, command, variants, limit=limit, figure=measure, separately=separately, **others)
 
 
-def _of_peaks(name: str, task: str, variants: tuple[str, ...], ranks: int | None = None) -> Comparison:
-    return Comparison(
-        name,
-        f"measures memory {task}",
-        variants,
-        "MiB",
-        limit=10,
-        compared_by="difference",
-        figure="memory",
-        ranks=ranks,
-        separately=True,
-        rounds=2 if ranks else None,
-        # Without a fixed threshold, glibc raises it to the largest block that was freed, and keeps what is below.
-        env={"MALLOC_MMAP_THRESHOLD_": "65536"} if ranks else {},
-    )
+_difference = partial(Comparison, compared_by="difference")
+_with_peers = partial(_of_loops, separately=True, with_peers=True)
+_on_two = partial(_of_loops, ranks=2, rounds=3)
+_of_peaks = partial(_of_loops, measure="memory", unit="MiB", limit=10, compared_by="difference", separately=True)
 
 
 def _of_averages(network: str) -> Comparison:
     variants = ("flat_lerp", "fused_lerp", "state_dict_loop", "model_ema")
     return Comparison(f"an update of the average of a {network}", f"averaging {network}", variants, limit=1.15)
-
-
-def _of_fetching(name: str, figure: str, limit: float) -> Comparison:
-    return Comparison(name, "fetching", ("plain", "keyed"), limit=limit, compared_by="difference", figure=figure)
-
-
-def _of_starts(name: str, reference: str, variant: str, limit: float) -> Comparison:
-    variants = (reference, variant)
-    return Comparison(name, "starts", variants, "ms", limit, compared_by="difference", separately=True)
-
-
-def _of_scale(
-    name: str, what: str, variants: tuple[str, str], limit: float, unit: str = "us", rounds: int | None = None
-) -> Comparison:
-    return Comparison(name, f"scale {what}", variants, unit, limit, rounds=rounds)
-
-
-def _of_orders(name: str, what: str) -> Comparison:
-    return Comparison(name, f"scale {what}", BY_ORDER, "ms", 10, compared_by="difference")
-
-
-def _of_saving(name: str, figure: str, variants: tuple[str, str], unit: str, limit: float | None) -> Comparison:
-    return Comparison(name, "saving frozen 200", variants, unit, limit, figure=figure)
 
 
 def _of_checkpoints(name: str, figure: str, ranks: int | None = None) -> Comparison:
@@ -161,68 +110,55 @@ def _of_loaders(name: str, what: str, unit: str, variants: tuple[str, ...], *, s
 
 
 ON_THE_CPU = (
-    _of_loops("a step, data in memory", "step", "digits", 1.00, LOOPS_IN_MEMORY),
-    _in_turn("a step, over the tuned loop", "digits", ("by_hand_tuned", "ours_bare", "ours"), 1.15),
-    _in_turn("a step, samples drawn by weights", "digits", ("ours_bare", "ours_weighted"), 1.02, measure="processor"),
-    _of_loops("a step, augmented images, no workers", "step", "images", 1.06),
-    _of_loops("a step, augmented images, two workers", "step", "images_in_workers", 1.06),
-    _of_loops("a step, transformer, four batches in an update", "step", "text", 1.00),
-    _in_turn("a step, two processes", "digits", LOOPS, 1.02, ranks=2),
-    _in_turn("a step, two processes, an epoch of 1,000 steps", "long_epoch", LOOPS, 1.05, ranks=2),
-    _in_turn("a step, a loop of your own", "digits", ("by_hand", "by_hand_tuned", "own_loop"), 1.05),
-    _in_turn("a step, batches by a budget of tokens", "sentences", ("budget_by_hand", "budget_ours"), 1.05),
-    _in_turn("a step, two optimizers", "gan", ("gan_by_hand", "gan_own_loop"), 1.05),
-    _in_turn("a step, two optimizers, two processes", "gan", ("gan_by_hand", "gan_own_loop"), 1.05, ranks=2),
-    _in_turn("a sharded step, two processes", "sharded_text", SHARDED, 1.05, ranks=2, rounds=2),
-    _in_turn(
-        "processor time of a sharded step, two processes",
-        "sharded_text",
+    _with_peers("a step, data in memory", "digits", LOOPS_IN_MEMORY, 1.00),
+    _of_loops("a step, over the tuned loop", "digits", ("by_hand_tuned", "ours_bare", "ours"), 1.15),
+    _of_loops("a step, samples drawn by weights", "digits", ("ours_bare", "ours_weighted"), 1.02, "processor"),
+    _with_peers("a step, augmented images, no workers", "images", LOOPS, 1.06),
+    _with_peers("a step, augmented images, two workers", "images_in_workers", LOOPS, 1.06),
+    _with_peers("a step, transformer, four batches in an update", "text", LOOPS, 1.00),
+    _on_two("a step, two processes", "digits", LOOPS, 1.02),
+    _on_two("a step, two processes, an epoch of 1,000 steps", "long_epoch", LOOPS, 1.05),
+    _of_loops("a step, a loop of your own", "digits", ("by_hand", "by_hand_tuned", "own_loop"), 1.05),
+    _of_loops("a step, batches by a budget of tokens", "sentences", ("budget_by_hand", "budget_ours"), 1.05),
+    _of_loops("a step, two optimizers", "gan", ("gan_by_hand", "gan_own_loop"), 1.05),
+    _on_two("a step, two optimizers, two processes", "gan", ("gan_by_hand", "gan_own_loop"), 1.05),
+    _on_two("a sharded step, two processes", "sharded_text", SHARDED, 1.05, rounds=2),
+    _on_two("processor time of a sharded step, two processes", "sharded_text", SHARDED, None, "processor", rounds=1),
+    # Without a fixed threshold, glibc raises it to the largest block that was freed, and keeps what is below.
+    _of_peaks(
+        "peak memory of a process, sharded over two",
+        "sharded_wide_text",
         SHARDED,
-        None,
-        measure="processor",
         ranks=2,
-        rounds=1,
+        rounds=2,
+        env={"MALLOC_MMAP_THRESHOLD_": "65536"},
     ),
-    _of_peaks("peak memory of a process, sharded over two", "sharded_wide_text", SHARDED, ranks=2),
-    _in_turn("a step of a trial", "digits", ("by_hand", "by_hand_tuned", "trial"), 1.10),
-    _in_turn("a step of a trial, two processes", "digits", ("by_hand", "trial"), 1.10, ranks=2),
-    _in_turn(
-        "an update of a trial, augmented images, two processes",
-        "images",
-        ("by_hand", "trial"),
-        1.05,
-        measure="update",
-        ranks=2,
-    ),
-    _in_turn("a step of a trial with two optimizers", "gan", ("gan_by_hand", "gan_trial"), 1.10),
-    _in_turn(
-        "a step of a trial with two optimizers, two processes", "gan", ("gan_by_hand", "gan_trial"), 1.10, ranks=2
-    ),
+    _of_loops("a step of a trial", "digits", ("by_hand", "by_hand_tuned", "trial"), 1.10),
+    _on_two("a step of a trial, two processes", "digits", TRIAL, 1.10),
+    _on_two("an update of a trial, augmented images, two processes", "images", TRIAL, 1.05, "update"),
+    _of_loops("a step of a trial with two optimizers", "gan", GAN_TRIAL, 1.10),
+    _on_two("a step of a trial with two optimizers, two processes", "gan", GAN_TRIAL, 1.10),
     *(
-        _in_turn(
-            f"an update of a reproducible run, {task}, {'two processes' if ranks else 'one process'}",
-            task,
-            REPRODUCIBLE,
-            limit,
-            measure="update",
-            ranks=ranks,
-            rounds=3,
-        )
-        for ranks, limit in ((None, 1.02), (2, 1.10))
+        compare(f"an update of a reproducible run, {task}, {where}", task, REPRODUCIBLE, limit, "update", rounds=3)
+        for compare, where, limit in ((_of_loops, "one process", 1.02), (_on_two, "two processes", 1.10))
         for task in ("digits", "wide", "images")
     ),
-    _of_loops("the edge of an epoch", "edge", "digits", 1.5),
-    _of_loops("a step of an evaluation", "evaluation", "digits", 1.00, LOOPS_IN_MEMORY, with_peers=False),
+    _with_peers("the edge of an epoch", "digits", LOOPS, 1.5, "edge"),
+    _of_loops("a step of an evaluation", "digits", LOOPS_IN_MEMORY, 1.00, "evaluation", separately=True),
     _of_peaks("peak memory", "digits", LOOPS),
-    _of_fetching("a sample that is fetched", "a_sample", 9),
-    _of_fetching("a batch that is fetched, beside its samples", "a_batch", 90),
-    _of_starts("importing, after torch", "nothing", "pa_core", 60),
-    _of_starts("the first trainer, after importing pa_core", "accelerate", "trainer", 20),
+    _difference("a sample that is fetched", "fetching", ("plain", "keyed"), "us", 9, figure="a_sample"),
+    _difference(
+        "a batch that is fetched, beside its samples", "fetching", ("plain", "keyed"), "us", 90, figure="a_batch"
+    ),
+    _difference("importing, after torch", "starts", ("nothing", "pa_core"), "ms", 60, separately=True),
+    _difference(
+        "the first trainer, after importing pa_core", "starts", ("accelerate", "trainer"), "ms", 20, separately=True
+    ),
     _of_averages("ResNet-18"),
     _of_averages("ResNet-50"),
-    _of_saving("training waits for a state of 200 MB", "waits", ("at_once", "in_the_background"), "ms", 0.25),
-    _of_saving("a step while it is written, p50", "p50", ("undisturbed", "while_writing"), "us", None),
-    _of_saving("a step while it is written, p99", "p99", ("undisturbed", "while_writing"), "us", None),
+    Comparison("training waits for a state of 200 MB", "saving frozen 200", SAVES, "ms", 0.25, figure="waits"),
+    Comparison("a step while it is written, p50", "saving frozen 200", WRITING, "us", None, figure="p50"),
+    Comparison("a step while it is written, p99", "saving frozen 200", WRITING, "us", None, figure="p99"),
     *(
         _of_checkpoints(f"{what} {name}", f"{figure} {size}", ranks)
         for name, size in CHECKPOINTS
@@ -272,15 +208,23 @@ ON_THE_CPU = (
         ("torchdata", "torch", "ours"),
         separately=True,
     ),
-    _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05, rounds=1),
-    _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
-    _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),
-    _of_scale("the start of an epoch, samples", "start_of_epoch", FEW_AND_MANY, 10, "ms"),
-    _of_orders("processor time of the start of an epoch of a hundred million samples", "start_by_order"),
-    _of_orders("processor time of going to the middle of such an epoch", "seek_by_order"),
-    _of_scale("going to the middle of an epoch, samples", "seek", FEW_AND_MANY, 10, "ms"),
-    _of_scale("resuming at the end of an epoch, samples", "resume", ("ten_thousand", "a_million"), 10, "ms"),
-    _of_scale("peak memory, samples", "memory", FEW_AND_MANY, 1.05, "MiB"),
+    Comparison("an update, of a million", "scale updates", FIRST_AND_LAST, "us", 1.05, rounds=1),
+    Comparison("a recorded metric, of a million", "scale metrics", FIRST_AND_LAST, "us", 1.05),
+    Comparison(
+        "an update, with callbacks that implement no event", "scale callbacks", ("none", "a_thousand"), "us", 1.05
+    ),
+    Comparison("the start of an epoch, samples", "scale start_of_epoch", FEW_AND_MANY, "ms", 10),
+    _difference(
+        "processor time of the start of an epoch of a hundred million samples",
+        "scale start_by_order",
+        BY_ORDER,
+        "ms",
+        10,
+    ),
+    _difference("processor time of going to the middle of such an epoch", "scale seek_by_order", BY_ORDER, "ms", 10),
+    Comparison("going to the middle of an epoch, samples", "scale seek", FEW_AND_MANY, "ms", 10),
+    Comparison("resuming at the end of an epoch, samples", "scale resume", TO_A_MILLION, "ms", 10),
+    Comparison("peak memory, samples", "scale memory", FEW_AND_MANY, "MiB", 1.05),
 )
 
 LIGHTNING = ("lightning",) if find_spec("lightning") else ()
@@ -301,36 +245,21 @@ TASKS_ON_CUDA = (
 )
 
 
-def _on_cuda(
-    name: str,
-    command: str,
-    variants: tuple[str, ...],
-    unit: str,
-    seconds: float,
-    *,
-    figure: str = "",
-    ranks: int | None = None,
-    separately: bool = False,
-) -> Comparison:
-    return Comparison(
-        name,
-        command,
-        variants,
-        unit,
-        figure=figure,
-        ranks=ranks,
-        separately=separately,
-        compared_by="ratio" if unit else "difference",
-        rounds=1,
-        device="cuda",
-        seconds=seconds,
-    )
+_on_cuda = partial(Comparison, device="cuda", rounds=1)
 
 
 def _of_task(task: str, name: str, loops: tuple[str, ...], seconds: float) -> list[Comparison]:
     command = f"measures {','.join(measure for measure, *_ in MEASURES_ON_CUDA)} {task} {' '.join(loops)}"
     return [
-        _on_cuda(f"{what}, {name}", command, loops, unit, seconds, figure=measure)
+        _on_cuda(
+            f"{what}, {name}",
+            command,
+            loops,
+            unit,
+            compared_by="ratio" if unit else "difference",
+            figure=measure,
+            seconds=seconds,
+        )
         for measure, what, unit in MEASURES_ON_CUDA
     ]
 
@@ -341,13 +270,12 @@ ON_CUDA = (
         "an update, a transformer sharded on one device",
         "measures update sharded_transformer by_hand ours_bare",
         ("by_hand", "ours_bare"),
-        "us",
-        60,
         figure="update",
         ranks=1,
+        seconds=60,
     ),
     *(
-        _on_cuda(f"{what}, by the trainer", "precision", PRECISIONS, unit, 30, figure=figure, separately=True)
+        _on_cuda(f"{what}, by the trainer", "precision", PRECISIONS, unit, figure=figure, separately=True, seconds=30)
         for figure, what, unit in (
             ("update_transformer", "an update of the transformer", "us"),
             ("device_memory_transformer", "peak memory of the device, the transformer", "MiB"),
@@ -355,36 +283,27 @@ ON_CUDA = (
             ("device_memory_resnet", "peak memory of the device, ResNet-50", "MiB"),
         )
     ),
-    _on_cuda(
-        "training waits for a state of the transformer",
-        "saving transformer",
-        ("at_once", "in_the_background", "the_first_in_the_background"),
-        "ms",
-        80,
-        figure="waits",
-    ),
-    _on_cuda(
-        "an update while it is written, p50",
-        "saving transformer",
-        ("undisturbed", "while_writing"),
-        "us",
-        80,
-        figure="p50",
+    *(
+        _on_cuda(name, "saving transformer", variants, unit, figure=figure, seconds=80)
+        for figure, name, variants, unit in (
+            ("waits", "training waits for a state of the transformer", (*SAVES, "the_first_in_the_background"), "ms"),
+            ("p50", "an update while it is written, p50", WRITING, "us"),
+        )
     ),
     _on_cuda(
         "a batch that is copied, and four matrix products",
         "on_device copies",
         ("in_turn", "there_already", "ahead"),
         "ms",
-        30,
+        seconds=30,
     ),
     _on_cuda(
         "memory of the device for an export, sharded on one device",
         "on_device export",
         ("the_largest_tensor", "the_export"),
         "MiB",
-        30,
         ranks=1,
+        seconds=30,
     ),
 )
 

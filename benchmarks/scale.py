@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,11 +57,7 @@ def updates() -> dict[str, float]:
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [*DEFAULT_CALLBACKS, times])
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         trainer.train(data, UPDATES // UPDATES_OF_EPOCH, per_device_batch_size=1)
-    scale = 1e6 / UPDATES_OF_EPOCH
-    return {
-        "the_first": statistics.median(times.seconds[1:21]) * scale,
-        "the_last": statistics.median(times.seconds[-20:]) * scale,
-    }
+    return first_and_last(times.seconds, UPDATES_OF_EPOCH)
 
 
 def metrics() -> dict[str, float]:
@@ -71,10 +68,13 @@ def metrics() -> dict[str, float]:
         for value in range(values):
             history.update_metric("loss", value)
         seconds.append(time.perf_counter() - start)
-    return {
-        "the_first": statistics.median(seconds[1:21]) * 1e6 / values,
-        "the_last": statistics.median(seconds[-20:]) * 1e6 / values,
-    }
+    return first_and_last(seconds, values)
+
+
+def first_and_last(seconds: list[float], number: int) -> dict[str, float]:
+    """Microseconds of one of so many, among the first and among the last."""
+    first, last = (statistics.median(some) * 1e6 / number for some in (seconds[1:21], seconds[-20:]))
+    return {"the_first": first, "the_last": last}
 
 
 class Silent(TrainerCallback):
@@ -109,13 +109,10 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor(index)
 
 
-def _milliseconds_to_first_batch(number: int, position: int) -> float:
-    return _milliseconds_of_loader(KeyedDataLoader(Numbers(number), batch_size=32, shuffle=True), position)
-
-
-def _milliseconds_of_loader(
+def to_first_batch(
     loader: KeyedDataLoader[Tensor], position: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
+    """Milliseconds to the first batch after a position of an epoch."""
     seconds: list[float] = []
     for epoch in range(20):
         start = clock()
@@ -125,23 +122,18 @@ def _milliseconds_of_loader(
     return statistics.median(seconds) * 1e3
 
 
-def start_of_epoch() -> dict[str, float]:
-    """Milliseconds to the first batch of a shuffled epoch."""
+def by_size(divisor: int | None = None) -> dict[str, float]:
+    """Milliseconds to the first batch of a shuffled epoch, or of what follows a share of it."""
     return {
-        "ten_thousand": _milliseconds_to_first_batch(FEW, 0),
-        "a_hundred_million": _milliseconds_to_first_batch(MANY, 0),
+        name: to_first_batch(
+            KeyedDataLoader(Numbers(number), batch_size=32, shuffle=True), number // divisor if divisor else 0
+        )
+        for name, number in {"ten_thousand": FEW, "a_hundred_million": MANY}.items()
     }
 
 
-def seek() -> dict[str, float]:
-    """Milliseconds to the first batch after the middle of a shuffled epoch."""
-    return {
-        "ten_thousand": _milliseconds_to_first_batch(FEW, FEW // 2),
-        "a_hundred_million": _milliseconds_to_first_batch(MANY, MANY // 2),
-    }
-
-
-def _milliseconds_by_order(position: int) -> dict[str, float]:
+def by_order(position: int) -> dict[str, float]:
+    """Milliseconds of processor time to the first batch after a position, when the order is made."""
     halves = Mixture({"a": Numbers(MANY // 2), "b": Numbers(MANY // 2)}, weights={"a": 1, "b": 3})
     orders: dict[str, Callable[[], Order]] = {
         "shuffled": Shuffled,
@@ -153,25 +145,15 @@ def _milliseconds_by_order(position: int) -> dict[str, float]:
     for name, make in orders.items():
         loader = KeyedDataLoader(Numbers(MANY), batch_size=32, order=make())
         next(iter(loader))
-        figures[name] = _milliseconds_of_loader(loader, position, time.process_time)
+        figures[name] = to_first_batch(loader, position, time.process_time)
     return figures
-
-
-def start_by_order() -> dict[str, float]:
-    """Milliseconds of processor time to the first batch of an epoch, when the order is made."""
-    return _milliseconds_by_order(0)
-
-
-def seek_by_order() -> dict[str, float]:
-    """Milliseconds of processor time to the first batch after the middle of an epoch, when the order is made."""
-    return _milliseconds_by_order(MANY // 2)
 
 
 def memory() -> dict[str, float]:
     """MiB that the process has taken up at most, after the first batches of shuffled epochs."""
     figures: dict[str, float] = {}
     for name, number in {"ten_thousand": FEW, "a_hundred_million": MANY}.items():
-        _milliseconds_to_first_batch(number, number // 2)
+        to_first_batch(KeyedDataLoader(Numbers(number), batch_size=32, shuffle=True), number // 2)
         figures[name] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return figures
 
@@ -225,10 +207,10 @@ SCALES: dict[str, Callable[[], dict[str, float]]] = {
     "memory": memory,
     "metrics": metrics,
     "resume": resume,
-    "seek": seek,
-    "seek_by_order": seek_by_order,
-    "start_by_order": start_by_order,
-    "start_of_epoch": start_of_epoch,
+    "seek": partial(by_size, 2),
+    "seek_by_order": partial(by_order, MANY // 2),
+    "start_by_order": partial(by_order, 0),
+    "start_of_epoch": by_size,
     "updates": updates,
 }
 

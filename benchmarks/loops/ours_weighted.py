@@ -11,15 +11,10 @@ from benchmarks.loops import ours
 from benchmarks.tasks import Task
 from pa_data.orders import Weighted
 
-__all__ = ["evaluate", "train"]
+__all__ = ["train"]
 
 
 def train(task: Task, num_epochs: int) -> None:
     """Train on any number of processes."""
     weights = torch.linspace(0.5, 1.5, len(cast("Sized", task.dataset)))
     ours.train(task, num_epochs, callbacks=(), order=Weighted(weights))
-
-
-def evaluate(task: Task, times: int) -> None:
-    """Evaluate the whole dataset."""
-    ours.evaluate(task, times, callbacks=())
