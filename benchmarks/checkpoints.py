@@ -13,15 +13,13 @@ reads, and unpickles nothing.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -35,7 +33,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import pa_checkpoint as ckpt
-from benchmarks.processes import is_first_process, publish
+from benchmarks.measures import side_by_side
+from benchmarks.processes import is_first_process, publish, shared_folder
 
 DISK = "/var/tmp"  # on a disk, also where the folder for temporary files is in memory
 BLOCKS, VOCABULARY = 12, 47  # the vocabulary in multiples of the width
@@ -178,41 +177,24 @@ def _meet() -> None:
         dist.barrier()
 
 
-@contextlib.contextmanager
-def folder_of_all() -> Generator[Path]:
-    """A folder that all processes write to, and that is removed."""
-    made = [tempfile.mkdtemp(dir=DISK) if is_first_process() else ""]
-    if dist.is_initialized():
-        dist.broadcast_object_list(made)
-    yield Path(made[0])
-    _meet()
-    if is_first_process():
-        shutil.rmtree(made[0])
-
-
 def main(figure: str, megabytes: str, rounds: str = "5") -> None:
     """Publish the medians."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
     kind, _, is_sharded = figure.partition("_")
-    state = sharded(weights(float(megabytes))) if is_sharded else weights(float(megabytes))
     times: dict[str, list[float]] = {"dcp": [], "ours": []}
     variants: dict[str, Variant] = {"dcp": Dcp(), "ours": Ours()}
-    with folder_of_all() as parent:
+    with side_by_side(), shared_folder(DISK) as folder:
+        state = sharded(weights(float(megabytes))) if is_sharded else weights(float(megabytes))
         for number in range(int(rounds) + 2):  # the first two make room, and find out what does not change
             for name in sorted(times, reverse=number % 2 == 1):
                 _change(state, everything=kind != "unchanged")
-                times[name].append(FIGURES[kind](variants[name], parent / name / str(number), state))
+                times[name].append(FIGURES[kind](variants[name], Path(folder, name, str(number)), state))
                 _meet()
                 if is_first_process():
-                    shutil.rmtree(parent / name / str(number - 1), ignore_errors=True)
+                    shutil.rmtree(Path(folder, name, str(number - 1)), ignore_errors=True)
                     os.sync()  # so that nobody pays for what another one has left to be written or removed
     if is_first_process():
         publish(**{name: statistics.median(taken[2:]) * 1e3 for name, taken in times.items()})
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _change(state: State, *, everything: bool) -> None:

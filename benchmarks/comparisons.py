@@ -104,9 +104,7 @@ def _of_checkpoints(name: str, figure: str, ranks: int | None = None) -> Compari
 
 
 def _of_loaders(name: str, what: str, unit: str, variants: tuple[str, ...], *, separately: bool = False) -> Comparison:
-    return Comparison(
-        f"a loader, {name}", f"resuming_loaders {what}", variants, unit, 1.00, separately=separately, rounds=3
-    )
+    return Comparison(f"a loader, {name}", f"loaders {what}", variants, unit, 1.00, separately=separately, rounds=3)
 
 
 ON_THE_CPU = (
@@ -146,9 +144,9 @@ ON_THE_CPU = (
     _with_peers("the edge of an epoch", "digits", LOOPS, 1.5, "edge"),
     _of_loops("a step of an evaluation", "digits", LOOPS_IN_MEMORY, 1.00, "evaluation", separately=True),
     _of_peaks("peak memory", "digits", LOOPS),
-    _difference("a sample that is fetched", "fetching", ("plain", "keyed"), "us", 9, figure="a_sample"),
+    _difference("a sample that is fetched", "loaders keys", ("plain", "keyed"), "us", 9, figure="a_sample"),
     _difference(
-        "a batch that is fetched, beside its samples", "fetching", ("plain", "keyed"), "us", 90, figure="a_batch"
+        "a batch that is fetched, beside its samples", "loaders keys", ("plain", "keyed"), "us", 90, figure="a_batch"
     ),
     _difference("importing, after torch", "starts", ("nothing", "pa_core"), "ms", 60, separately=True),
     _difference(

@@ -10,12 +10,14 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.comparisons import Comparison
 
-__all__ = ["ROOT", "Figures", "in_turn", "is_first_process", "measure", "publish"]
+__all__ = ["ROOT", "Figures", "in_turn", "is_first_process", "measure", "percentile", "publish", "shared_folder"]
 
 ROOT = Path(__file__).parents[1]
 BEGINNING = "figures of "
@@ -38,6 +40,26 @@ def publish(figure: str = "", /, **figures: float) -> None:
 def is_first_process() -> bool:
     """Whether this process is the one that tells the figures."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest of the values that this share of them does not exceed."""
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
+
+
+@contextlib.contextmanager
+def shared_folder(parent: str | None = None) -> Generator[str]:
+    """A folder that all processes write to, removed at the end of the context."""
+    import torch.distributed as dist  # which this is not the first to import
+
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        if not dist.is_initialized():
+            yield folder
+            return
+        shared: list[Any] = [folder]
+        dist.broadcast_object_list(shared)
+        yield shared[0]
+        dist.barrier()
 
 
 def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 0) -> dict[str, float]:

@@ -22,7 +22,7 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from benchmarks.processes import publish
+from benchmarks.processes import percentile, publish
 from benchmarks.tasks import DEVICE, IS_DRY, TASKS, Task
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 
@@ -110,11 +110,6 @@ def computed() -> float:
     return time.perf_counter()
 
 
-def percentile(values: list[float], percent: int) -> float:
-    """The value below which so many percent of all lie."""
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)] if values else math.nan
-
-
 TRAINED: dict[str, tuple[Callable[..., Task], int, int]] = {
     "frozen": (frozen, 40, 7),
     "trained": (trained, 5, 7),
@@ -143,7 +138,10 @@ def main(what: str, *arguments: str) -> None:
     waits = {kind: (statistics.median(times[2:]) - step) * 1e3 for kind, times in callback.saves.items()}
     publish("waits", **waits, the_first_in_the_background=(callback.saves[KINDS[1]][0] - step) * 1e3)
     for percent in (50, 99):
-        publish(f"p{percent}", **{kind: percentile(times, percent) * 1e6 for kind, times in callback.steps.items()})
+        publish(
+            f"p{percent}",
+            **{kind: percentile(times or [math.nan], percent) * 1e6 for kind, times in callback.steps.items()},
+        )
 
 
 if __name__ == "__main__":

@@ -9,14 +9,17 @@ import importlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from benchmarks.processes import publish
 
 
-def first_trainer() -> Callable[[], object]:
-    """The first trainer of a program, for which accelerate is imported."""
+def start_of(what: str) -> Callable[[], object]:
+    """What is timed: nothing, an import, or making the first trainer of a program, for which accelerate is imported."""
+    if what != "trainer":
+        return int if what == "nothing" else partial(importlib.import_module, what)
     from pa_core import Trainer
 
     model = torch.nn.Linear(1, 1)
@@ -24,14 +27,8 @@ def first_trainer() -> Callable[[], object]:
     return lambda: Trainer(model, torch.nn.MSELoss(), optimizer)
 
 
-def main(what: str) -> None:
-    """Publish the time of nothing, of an import, or of the first trainer."""
-    started = {"nothing": int, "trainer": first_trainer() if what == "trainer" else int}
-    start = started.get(what, lambda: importlib.import_module(what))
+if __name__ == "__main__":
+    start = start_of(sys.argv[1])
     begun = time.perf_counter()
     start()
-    publish(**{what: (time.perf_counter() - begun) * 1e3})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    publish(**{sys.argv[1]: (time.perf_counter() - begun) * 1e3})

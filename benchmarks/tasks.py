@@ -146,13 +146,17 @@ def images_in_workers() -> Task:
     return replace(images(), num_workers=2)
 
 
+def texts(number: int, length: int = 64, vocabulary: int = 256) -> TensorDataset:
+    """Random tokens in memory, each with the one that follows it."""
+    tokens = torch.randint(vocabulary, (number, length + 1))
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
 def text() -> Task:
     """A transformer of two layers over 64 tokens, with four batches in an update."""
-    tokens = torch.randint(256, (384, 65))
     model = Transformer()
-    dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    return Task(model, optimizer, TokenLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
+    return Task(model, optimizer, TokenLoss(), texts(384), batch_size=8, num_epochs=1, accumulation=4)
 
 
 def sharded_text() -> Task:
@@ -163,16 +167,9 @@ def sharded_text() -> Task:
 
 def sharded_wide_text() -> Task:
     """A transformer of 50 MB, of which a copy would be noticed, and little to compute."""
-    tokens = torch.randint(256, (8, 65))
     model = Transformer(width=512, depth=4)
-    return replace(
-        text(),
-        model=model,
-        optimizer=AdamW(model.parameters(), lr=1e-3),
-        dataset=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
-        batch_size=1,
-        accumulation=1,
-    )
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    return Task(model, optimizer, TokenLoss(), texts(8), batch_size=1, num_epochs=1)
 
 
 def gan() -> AdversarialTask:
@@ -230,14 +227,14 @@ def sentences() -> Task:
     return Task(model, AdamW(model.parameters(), lr=1e-3), TokenLoss(), Sentences(1600), 18, num_epochs=1)
 
 
-def updates_of(batch_size: int, updates: int) -> int:
+def samples_of(batch_size: int, updates: int) -> int:
     """The samples of so many updates; in a dry run, of 20."""
     return batch_size * (20 if IS_DRY else updates)
 
 
 def digits_on_device() -> Task:
     """A network of which a step is over before Python has prepared the next one."""
-    number = updates_of(batch_size := 32 if IS_DRY else 128, 200)
+    number = samples_of(batch_size := 32 if IS_DRY else 128, 200)
     task = digits()
     return replace(
         task,
@@ -257,8 +254,7 @@ def transformer() -> Task:
             model = Transformer(vocabulary, 64, length, 2, dropout=0.0)
         else:
             model = Transformer(vocabulary, 768, length, 12, heads=12, dropout=0.0)
-    tokens = torch.randint(vocabulary, (updates_of(batch_size, 25), length + 1))
-    dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    dataset = texts(samples_of(batch_size, 25), length, vocabulary)
     optimizer = AdamW(model.parameters(), lr=1e-4)
     return Task(model, optimizer, TokenLoss(), dataset, batch_size, num_epochs=1, mixed_precision="bf16")
 
@@ -283,7 +279,7 @@ def resnet() -> Task:
         model: nn.Module = ResNet((3, 4, 6, 3), bottleneck=True, width=width)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # torch leaves this overload out
     images = torch.randint(256, (2 * batch_size, 3, side, side), dtype=torch.uint8)
-    numbers = [index % len(images) for index in range(updates_of(batch_size, 25))]
+    numbers = [index % len(images) for index in range(samples_of(batch_size, 25))]
     dataset = Subset(TensorDataset(images, torch.randint(1000, (len(images),))), numbers)
     optimizer = AdamW(model.parameters(), lr=1e-4)
     return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size, num_epochs=1, mixed_precision="bf16")

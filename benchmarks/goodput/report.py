@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
+from benchmarks.processes import percentile
 from benchmarks.report import machine, table
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]
@@ -99,11 +100,6 @@ HEADER = (
     "made again",
     "bit for bit the same end",
 )
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest of the values that this share of them does not exceed."""
-    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 def as_page(measured: Sequence[Measured], every: float) -> str:

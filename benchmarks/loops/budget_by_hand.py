@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
+from benchmarks.loops.by_hand import train_epoch
 from benchmarks.tasks import MAX_TOKENS, Sentences, Task, pad
 
 __all__ = ["train"]
@@ -40,11 +41,4 @@ def train(task: Task, num_epochs: int) -> None:
     dataset = cast("Sentences", task.dataset)
     loader = DataLoader(dataset, batch_sampler=Buckets(dataset.lengths, MAX_TOKENS), collate_fn=pad)
     for _ in range(num_epochs):
-        task.model.train()
-        total = 0.0
-        for inputs, targets in loader:
-            loss = task.loss_func(task.model(inputs), targets)
-            loss.backward()
-            task.optimizer.step()
-            task.optimizer.zero_grad()
-            total += loss.item() * len(targets)
+        train_epoch(task, task.model, loader)

@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 from typing_extensions import override
 
 import pa_trial
-from benchmarks.loops.trial import shared_folder
+from benchmarks.processes import shared_folder
 from benchmarks.tasks import AdversarialTask
 
 __all__ = ["train"]

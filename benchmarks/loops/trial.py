@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Generator
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Subset
 from typing_extensions import override
 
 import pa_trial
+from benchmarks.processes import shared_folder
 from benchmarks.tasks import Task
 
-__all__ = ["shared_folder", "train"]
+__all__ = ["train"]
 
 
 class TaskTrial(pa_trial.PyTorchTrial[list[Tensor]]):
@@ -58,16 +55,3 @@ def train(task: Task, num_epochs: int) -> None:
     ):
         trial = TaskTrial(context, task)
         pa_trial.Trainer(trial, context).fit(max_length=pa_trial.Epoch(num_epochs), checkpoint_policy="none")
-
-
-@contextlib.contextmanager
-def shared_folder() -> Generator[str]:
-    """A folder for the checkpoints of all processes, removed at the end of the context."""
-    with tempfile.TemporaryDirectory() as folder:
-        if not dist.is_initialized():
-            yield folder
-            return
-        shared: list[Any] = [folder]
-        dist.broadcast_object_list(shared)
-        yield shared[0]
-        dist.barrier()

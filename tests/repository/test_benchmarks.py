@@ -15,14 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Subset
 
-from benchmarks.calls import calls_of_edge, calls_of_step
-from benchmarks.chapters import time_chapters
 from benchmarks.comparisons import COMPARISONS, Comparison
+from benchmarks.loaders import RESUMABLE, position_at, state_after, tensors
 from benchmarks.measures import loop_named
 from benchmarks.processes import ROOT, measure
 from benchmarks.report import as_page, failed, rows
-from benchmarks.resuming_loaders import RESUMABLE, position_at, state_after, tensors
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
+from benchmarks.within_a_step import calls_of_edge, calls_of_step, time_chapters
 from tests.launching import run_command
 
 at_night = pytest.mark.more_cases
@@ -141,7 +140,7 @@ def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int | 
 )
 def test_loaders_are_compared_with_those_of_others(figure: str, variants: tuple[str, ...], separately: bool) -> None:
     """Each figure is measured for each loader, of few samples too."""
-    comparison = Comparison("a loader", f"resuming_loaders {figure}", variants)
+    comparison = Comparison("a loader", f"loaders {figure}", variants)
     figures = measure(comparison, "ours" if separately else None)[""]
     assert set(figures) == set(variants)
     assert min(figures.values()) > 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.calls import calls_of_step
 from benchmarks.measures import loop_named
 from benchmarks.tasks import TASKS
+from benchmarks.within_a_step import calls_of_step
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 

@@ -1,12 +1,15 @@
 """What pa-data's loader costs, compared with torchdata's `StatefulDataLoader` and torch's own `DataLoader`.
 
-Runs as ``python -m benchmarks.resuming_loaders FIGURE ... SAMPLES WORKERS``, all variants in turn but for ``memory``:
+Runs as ``python -m benchmarks.loaders FIGURE ... SAMPLES WORKERS``, all variants in turn but for ``memory``:
 
 - ``clock KIND``: microseconds of a sample, over whole epochs, of ``tensors`` in memory or of ``rows`` of JSON that
   Python parses. ``processor KIND``: the processor time of it, with that of the workers.
 - ``resume PLACE``: milliseconds from making the loader to the first batch after the ``middle`` or at the ``end`` of an
   epoch.
 - ``state``: the bytes of a state from the middle of an epoch, pickled.
+- ``keys``: microseconds of a sample and of a batch, without keyed draws and with them. A batch costs so much for each
+  sample, which is what a worker pays, and something once, for putting the streams of the main process back: the two are
+  told apart by batches of two sizes.
 - ``memory``, followed by the variant: MiB of all workers then. What processes share is divided among them.
 
 The other loaders do not seed what a sample draws: *ours unkeyed* does the same work.
@@ -55,6 +58,20 @@ class Rows(Dataset[Tensor]):
     @override
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor(json.loads(self._rows[index]))
+
+
+class Ready(Dataset[Tensor]):
+    """Samples that are there already, one by one."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples: list[Tensor] = list(torch.zeros(samples, 1))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        return self._samples[index]
 
 
 def tensors(samples: int) -> Dataset[Any]:
@@ -180,6 +197,26 @@ def compare_states(samples: int, workers: int) -> dict[str, float]:
     return {name: len(pickle.dumps(state_after(make(dataset, workers), position))) for name, make in RESUMABLE.items()}
 
 
+def compare_keys() -> None:
+    """Publish the microseconds of a sample, and of a batch beside its samples."""
+    samples, small, large, names = 2048, 8, 64, ("plain", "keyed")
+    dataset = Ready(samples)
+
+    def microseconds_of_batch(size: int, *, keyed: bool) -> float:
+        loader = partial(KeyedDataLoader[Tensor], dataset, size, keyed_augmentation=keyed)
+        return size * microseconds_of_sample(loader, time.perf_counter, samples)
+
+    variants = {
+        f"{name} {size}": partial(microseconds_of_batch, size, keyed=name == "keyed")
+        for name in names
+        for size in (small, large)
+    }
+    times = in_turn(variants, rounds=15)
+    of_sample = {name: (times[f"{name} {large}"] - times[f"{name} {small}"]) / (large - small) for name in names}
+    publish("a_sample", **of_sample)
+    publish("a_batch", **{name: times[f"{name} {small}"] - small * of_sample[name] for name in names})
+
+
 def main(figure: str, *arguments: str) -> None:
     """Publish the medians."""
     torch.set_num_threads(1)
@@ -192,6 +229,8 @@ def main(figure: str, *arguments: str) -> None:
             publish(**compare_resuming(place, int(samples), int(workers)))
         case "state", samples, workers:
             publish(**compare_states(int(samples), int(workers)))
+        case ("keys",):
+            compare_keys()
         case "memory", samples, workers, variant:
             loader = VARIANTS[variant](tensors(int(samples)), int(workers))
             publish(**{variant: mebibytes_of_workers(loader, position_at("middle", int(samples)) // BATCH_SIZE)})
