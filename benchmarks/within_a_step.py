@@ -3,11 +3,12 @@
 Runs as ``python -m benchmarks.within_a_step chapters TASK LOOP ...``, or ``calls``, and under ``torchrun`` on several
 processes. The loops take turns in the same process.
 
-Chapters are microseconds in what torch does, and in what the loop does in between. Printed are a low percentile of each,
-which tells loops apart also on a machine that others use, and its median. The edges of epochs are among what comes after
-an update. Where others use the machine, times scatter by more than loops differ; numbers of calls do not scatter at all.
-They are those of a step, and of the edge of an epoch. A generator is called each time it resumes, and from Python 3.12
-on comprehensions are no calls.
+Chapters are microseconds in what torch does, and in what the loop does in between. Printed are a low percentile of
+each, which tells loops apart also on a machine that others use, and its median. The edges of epochs are among what comes
+after an update.
+
+Numbers of calls do not scatter at all: those of a step, and of the edge of an epoch. A generator is called each time it
+resumes, and from Python 3.12 on comprehensions are no calls.
 """
 
 from __future__ import annotations
