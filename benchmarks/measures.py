@@ -18,7 +18,9 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from typing import Protocol, TypeAlias, cast
@@ -28,7 +30,7 @@ import torch.distributed as dist
 
 from benchmarks.processes import Figures, is_first_process, publish
 from benchmarks.tasks import DEVICE, IS_DRY, TASKS, Task
-from benchmarks.window import CountsCalls, CountsWaits, look_at, steps_of_epoch
+from benchmarks.window import counting_calls, counting_warnings, look_at, steps_of_epoch
 
 __all__ = ["loop_named", "medians", "side_by_side", "turns"]
 
@@ -116,35 +118,39 @@ def device_memory(make_task: MakeTask, loop: Loop) -> float:
 
 def waits(make_task: MakeTask, loop: Loop) -> float:
     """Calls in an update that wait for the device."""
-    return sum(number for name, number in _calls_of_update(make_task, loop.train).items() if name in WAITS)
+    return sum(number for name, number in _counts_of_update(make_task, loop.train).items() if name in WAITS)
 
 
 def copies(make_task: MakeTask, loop: Loop) -> float:
     """Copies that begin in an update."""
-    return _calls_of_update(make_task, loop.train).get("cudaMemcpyAsync", 0.0)
+    return _counts_of_update(make_task, loop.train).get("cudaMemcpyAsync", 0.0)
 
 
 def kernels(make_task: MakeTask, loop: Loop) -> float:
     """Kernels that are launched in an update."""
-    launched = sum(number for name, number in _calls_of_update(make_task, loop.train).items() if "LaunchKernel" in name)
+    launched = sum(
+        number for name, number in _counts_of_update(make_task, loop.train).items() if "LaunchKernel" in name
+    )
     if DEVICE.type == "cuda" and launched == 0:
         raise RuntimeError("the profiler saw no call of CUDA, so that neither waits nor copies were counted")
     return launched
 
 
-@cache
-def _calls_of_update(make_task: MakeTask, train: Run) -> dict[str, float]:
-    """Calls of CUDA, as the difference of few and many updates: what begins and ends the profile does not count."""
-    few, many = CountsCalls(), CountsCalls()
-    updates = -look_at(make_task, train, few, FEW).updates + look_at(make_task, train, many).updates
-    return {name: (number - few.counts[name]) / updates for name, number in many.counts.items()}
-
-
 def warned_waits(make_task: MakeTask, loop: Loop) -> float:
     """Operations in an update that torch warns of, as they wait for the device."""
-    few, many = CountsWaits(), CountsWaits()
-    updates = -look_at(make_task, loop.train, few, FEW).updates + look_at(make_task, loop.train, many).updates
-    return (many.count - few.count) / updates
+    return _counts_of_update(make_task, loop.train, counting_warnings).get("waits", 0.0)
+
+
+@cache
+def _counts_of_update(
+    make_task: MakeTask,
+    train: Run,
+    counting: Callable[[Counter[str]], AbstractContextManager[None]] = counting_calls,
+) -> dict[str, float]:
+    """Count in few updates and in many, and take the difference: what begins and ends the counting does not count."""
+    few, many = Counter[str](), Counter[str]()
+    updates = -look_at(make_task, train, counting(few), FEW).updates + look_at(make_task, train, counting(many)).updates
+    return {name: (number - few[name]) / updates for name, number in many.items()}
 
 
 TIMES = (step, processor, evaluation, update)

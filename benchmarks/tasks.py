@@ -25,8 +25,11 @@ __all__ = [
     "AugmentedImages",
     "Sentences",
     "Task",
+    "digits",
+    "images_in_workers",
     "pad",
     "training_loader",
+    "vectors",
 ]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -89,20 +92,22 @@ def training_loader(task: Task, sampler: Sampler[int] | None = None) -> DataLoad
     )
 
 
+def vectors(number: int) -> TensorDataset:
+    """Samples of 64 numbers in memory, of ten classes."""
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.rand(number, 64, generator=generator), torch.randint(10, (number,), generator=generator))
+
+
 def digits() -> Task:
     """Small vectors in memory: 1,797 samples of 64 numbers, as many as scikit-learn has digits."""
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = torch.rand(1797, 64, generator=generator), torch.randint(10, (1797,), generator=generator)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return Task(model, optimizer, nn.CrossEntropyLoss(), TensorDataset(inputs, targets), batch_size=32, num_epochs=20)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), vectors(1797), batch_size=32, num_epochs=20)
 
 
 def long_epoch() -> Task:
     """The same network and one epoch of 64,000 such samples: 1,000 updates on two processes."""
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = torch.rand(64_000, 64, generator=generator), torch.randint(10, (64_000,), generator=generator)
-    return replace(digits(), dataset=TensorDataset(inputs, targets), num_epochs=1)
+    return replace(digits(), dataset=vectors(64_000), num_epochs=1)
 
 
 def wide() -> Task:
@@ -234,12 +239,12 @@ def samples_of(batch_size: int, updates: int) -> int:
 
 def digits_on_device() -> Task:
     """A network of which a step is over before Python has prepared the next one."""
-    number = samples_of(batch_size := 32 if IS_DRY else 128, 200)
+    batch_size = 32 if IS_DRY else 128
     task = digits()
     return replace(
         task,
         model=task.model.to(DEVICE),
-        dataset=TensorDataset(torch.rand(number, 64), torch.randint(10, (number,))),
+        dataset=vectors(samples_of(batch_size, 200)),
         batch_size=batch_size,
         num_epochs=1,
         mixed_precision="bf16",

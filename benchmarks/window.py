@@ -8,16 +8,15 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sized
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple, cast
 
 import torch
-from typing_extensions import override
 
 from benchmarks.tasks import DEVICE, Task
 
-__all__ = ["ON_CUDA", "CountsCalls", "CountsWaits", "Seen", "look_at", "steps_of_epoch", "synchronize"]
+__all__ = ["ON_CUDA", "Seen", "counting_calls", "counting_warnings", "look_at", "steps_of_epoch", "synchronize"]
 
 WARMUP = 5
 """Updates before those that are looked at: the choice of algorithms and the first allocations."""
@@ -102,43 +101,22 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-class CountsCalls(AbstractContextManager[None]):
-    """Counts the calls of CUDA by name, as torch's profiler sees them."""
-
-    def __init__(self) -> None:
-        self.counts = Counter[str]()
-        self._profile = torch.profiler.profile()
-
-    @override
-    def __enter__(self) -> None:
-        self._profile.start()
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        self._profile.stop()
-        for event in self._profile.key_averages():
-            self.counts[str(event.key)] += int(event.count)
+@contextmanager
+def counting_calls(counts: Counter[str]) -> Generator[None]:
+    """Within the context, count the calls of CUDA by name, as torch's profiler sees them."""
+    with torch.profiler.profile() as profile:
+        yield
+    counts.update({str(event.key): int(event.count) for event in profile.key_averages()})
 
 
-class CountsWaits(AbstractContextManager[None]):
-    """Counts what torch's own check of synchronizing operations warns of."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._catching = ExitStack()
-
-    @override
-    def __enter__(self) -> None:
-        self._caught = self._catching.enter_context(warnings.catch_warnings(record=True))
+@contextmanager
+def counting_warnings(counts: Counter[str]) -> Generator[None]:
+    """Within the context, count the operations that torch warns of, as they wait for the device."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        self._set("warn")
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        self._set("default")
-        self.count = sum("synchronizing" in str(warning.message) for warning in self._caught)
-        self._catching.close()
-
-    def _set(self, mode: str) -> None:
         if ON_CUDA:
-            torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.set_sync_debug_mode("warn")
+        yield
+        if ON_CUDA:
+            torch.cuda.set_sync_debug_mode("default")
+    counts["waits"] += sum("synchronizing" in str(warning.message) for warning in caught)

@@ -4,8 +4,8 @@ Runs as ``python -m benchmarks.within_a_step chapters TASK LOOP ...``, or ``call
 processes. The loops take turns in the same process.
 
 Chapters are microseconds in what torch does, and in what the loop does in between. Printed are a low percentile of
-each, which tells loops apart also on a machine that others use, and its median. The edges of epochs are among what comes
-after an update.
+each, which tells loops apart also on a machine that others use, and its median. The edges of epochs are among what
+comes after an update.
 
 Numbers of calls do not scatter at all: those of a step, and of the edge of an epoch. A generator is called each time it
 resumes, and from Python 3.12 on comprehensions are no calls.
@@ -48,12 +48,7 @@ class Moment(NamedTuple):
 
 
 def time_chapters(task: Task, train: Callable[[Task, int], None]) -> dict[str, list[float]]:
-    """Train, and return the microseconds of each part of each step, and of what comes after it.
-
-    Args:
-        task: What is trained, for as many epochs as it says.
-        train: The loop.
-    """
+    """Train, and return the microseconds of each part of each step, and of what comes after it."""
     moments: list[Moment] = []
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,23 +126,13 @@ class Calls(NamedTuple):
 
 
 def calls_of_step(make_task: Callable[[], Task], train: Callable[[Task, int], None]) -> Calls:
-    """Count the calls of a step in the middle of an epoch.
-
-    Args:
-        make_task: Makes what is trained.
-        train: The loop.
-    """
+    """Count the calls of a step in the middle of an epoch."""
     counts = _count(replace(make_task(), num_epochs=1), train, FIRST, FIRST + NUM_STEPS)
     return Calls(*(number / NUM_STEPS for number in counts))
 
 
 def calls_of_edge(make_task: Callable[[], Task], train: Callable[[Task, int], None]) -> Calls:
-    """Count the calls from the last update of an epoch to the first one of the next, beyond those of a step.
-
-    Args:
-        make_task: Makes what is trained.
-        train: The loop.
-    """
+    """Count the calls from the last update of an epoch to the first one of the next, beyond those of a step."""
     task = replace(make_task(), num_epochs=3)
     last = 2 * steps_of_epoch(task)  # what is called for the first time is looked up at the first edge
     with_edge = _count(task, train, last, last + 1)

@@ -71,25 +71,14 @@ class Disturbed:
 
 
 def rate_of(folder: Path, arguments: list[str], seconds: float) -> float:
-    """Return about how many updates the script makes in a second.
-
-    Args:
-        folder: Where it writes.
-        arguments: Its further arguments.
-        seconds: When it is killed.
-    """
+    """Return about how many updates the script makes in a second, before it is killed."""
     with _started(folder, [*arguments, f"--updates={_ENDLESS}"]) as process:
         _has_ended(process, seconds)
     return _rate(_progress(folder))
 
 
 def train_undisturbed(folder: Path, arguments: list[str]) -> Undisturbed:
-    """Run the script from its beginning to its end.
-
-    Args:
-        folder: Where it writes.
-        arguments: Its further arguments.
-    """
+    """Run the script from its beginning to its end."""
     with _started(folder, arguments) as process:
         _require_success(process, folder)
     return Undisturbed(_rate(_progress(folder)), _outcome(folder))
@@ -99,7 +88,7 @@ def disturb(folder: Path, arguments: list[str], seconds: float, starter: str | N
     """Start the script, and kill it and have it started again at once, until it is complete.
 
     Args:
-        folder: Where it writes.
+        folder: Where the script writes.
         arguments: Its further arguments.
         seconds: From one kill to the next.
         starter: A program that starts it, and starts it again; None has it started here.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from benchmarks import tasks
@@ -28,8 +27,7 @@ MOMENTS, OUTCOME, PROGRESS = "moments.json", "outcome.json", "progress"
 
 def digits() -> tuple[tasks.Task, None]:
     """Vectors of 64 numbers in memory, as scikit-learn's digits are, but so many that an epoch takes a second."""
-    inputs, targets = torch.rand(60_000, 64), torch.randint(10, (60_000,))
-    return replace(tasks.digits(), dataset=TensorDataset(inputs, targets)), None
+    return replace(tasks.digits(), dataset=tasks.vectors(60_000)), None
 
 
 def images() -> tuple[tasks.Task, tasks.AugmentedImages]:

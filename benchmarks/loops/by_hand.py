@@ -19,47 +19,34 @@ __all__ = ["evaluate", "evaluate_once", "train", "train_epoch"]
 
 def train(task: Task, num_epochs: int) -> None:
     """Train on one process, or on several with ``DistributedDataParallel``."""
+    model: nn.Module = task.model
+    sampler: DistributedSampler[Any] | None = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        train_on_several_processes(task, num_epochs)
-    elif task.accumulation > 1:
-        train_with_accumulation(task, num_epochs)
-    else:
-        train_on_one_process(task, num_epochs)
-
-
-def train_on_one_process(task: Task, num_epochs: int) -> None:
-    """One update for each batch."""
-    loader = training_loader(task)
-    for _ in range(num_epochs):
-        train_epoch(task, task.model, loader)
-
-
-def train_with_accumulation(task: Task, num_epochs: int) -> None:
-    """One update for several batches, and for what is left at the end of an epoch."""
-    model, optimizer, loss_func = task.model, task.optimizer, task.loss_func
-    loader = training_loader(task)
-    for _ in range(num_epochs):
-        model.train()
-        total = 0.0
-        for step, (inputs, targets) in enumerate(loader, start=1):
-            loss = loss_func(model(inputs), targets)
-            (loss / task.accumulation).backward()
-            if step % task.accumulation == 0 or step == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-            total += loss.item() * len(targets)
-
-
-def train_on_several_processes(task: Task, num_epochs: int) -> None:
-    """One update for the batches of all processes."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    model: nn.Module = DistributedDataParallel(task.model)
-    sampler: DistributedSampler[Any] = DistributedSampler(task.dataset)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        model, sampler = DistributedDataParallel(model), DistributedSampler(task.dataset)
     loader = training_loader(task, sampler)
     for epoch in range(num_epochs):
-        sampler.set_epoch(epoch)
-        train_epoch(task, model, loader)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        if task.accumulation > 1:
+            train_epoch_with_accumulation(task, model, loader)
+        else:
+            train_epoch(task, model, loader)
+
+
+def train_epoch_with_accumulation(task: Task, model: nn.Module, loader: DataLoader[Any]) -> None:
+    """One update for several batches, and for what is left at the end of the epoch."""
+    optimizer, loss_func = task.optimizer, task.loss_func
+    model.train()
+    total = 0.0
+    for step, (inputs, targets) in enumerate(loader, start=1):
+        loss = loss_func(model(inputs), targets)
+        (loss / task.accumulation).backward()
+        if step % task.accumulation == 0 or step == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+        total += loss.item() * len(targets)
 
 
 def train_epoch(task: Task, model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> None:

@@ -12,7 +12,7 @@ import pa_trial
 from benchmarks.processes import shared_folder
 from benchmarks.tasks import Task
 
-__all__ = ["train"]
+__all__ = ["TaskTrial", "train"]
 
 
 class TaskTrial(pa_trial.PyTorchTrial[list[Tensor]]):
@@ -47,11 +47,11 @@ class TaskTrial(pa_trial.PyTorchTrial[list[Tensor]]):
         return {"nothing": 0.0}
 
 
-def train(task: Task, num_epochs: int) -> None:
+def train(task: Task, num_epochs: int, trial_class: type[TaskTrial] = TaskTrial) -> None:
     """Train on any number of processes."""
     with (
         shared_folder() as folder,
         pa_trial.init(aggregation_frequency=task.accumulation, checkpoint_dir=folder) as context,
     ):
-        trial = TaskTrial(context, task)
+        trial = trial_class(context, task)
         pa_trial.Trainer(trial, context).fit(max_length=pa_trial.Epoch(num_epochs), checkpoint_policy="none")
