@@ -266,5 +266,5 @@ def test_metrics_of_several_tasks_have_callbacks_and_states_of_their_own(tmp_pat
 def test_two_callbacks_of_one_name_are_refused() -> None:
     """Which of them would be meant in a training state?"""
     first, _, pose = metrics_of_tasks()
-    with pytest.raises(ConfigurationError, match="another instance_name"):
+    with pytest.raises(ConfigurationError, match="a different instance_name"):
         Trainer(nn.Identity(), None, None, callbacks=[first, pose, metrics_of_tasks()[2]])

@@ -98,7 +98,7 @@ def test_another_exchange_trains_as_the_own_one(entry: Entry) -> None:
 def test_a_reproducible_run_needs_an_exchange_that_is_exact() -> None:
     """Another one is refused when the trainer is constructed."""
     model = nn.Linear(4, 1)
-    with pytest.raises(UnsupportedConfigurationError, match="makes no reproducible runs"):
+    with pytest.raises(UnsupportedConfigurationError, match="does not support reproducible runs"):
         OwnTrainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [], reproducible="any_processes")
 
 
@@ -115,5 +115,5 @@ def test_what_is_no_exchange_is_refused_when_the_trainer_is_made(returned: Any, 
             exchange: Exchange = returned
             return exchange
 
-    with pytest.raises(ArgumentTypeError, match=f"(?s)create_exchange has returned no exchange.*{given}"):
+    with pytest.raises(ArgumentTypeError, match=f"(?s)create_exchange did not return an exchange.*{given}"):
         make_trainer(Wrong)

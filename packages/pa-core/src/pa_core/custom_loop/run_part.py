@@ -173,7 +173,7 @@ class RunPart(Part):
             inputs=None if self._is_only_model else self.graph_tensors(self._trainable()), retain_graph=retain_graph
         )
         if self.first_updates_left > 0:
-            self._earlier.note(self.parameters())
+            self._earlier.record(self.parameters())
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]

@@ -1,21 +1,21 @@
-"""What callbacks may expect of any trainer: its methods and events, and the handler that calls the callbacks.
+"""The interface of all trainers for callbacks: methods, events, and the handler that calls callbacks.
 
 The docstring of ``Trainer`` shows when each event fires in ``train()``. ``evaluate()`` fires ``on_prepare_start``, then
 the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_evaluation_run_end``. ``predict()`` fires
 ``on_prepare_start``, ``on_prediction_run_start``, ``on_prediction_step_end`` after each batch, and
 ``on_prediction_run_end``.
 
-``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a request,
+``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of the request,
 ``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
-events that came before it again (of the run, and of the epoch if it resumes within one), and then gives each callback
-the state that it had. Before that, ``on_train_steps_skipped`` fires if it resumes mid-epoch.
+events again (of the run, and of the epoch if it resumes mid-epoch), and then restores the state of each callback.
+Before that, ``on_train_steps_skipped`` fires if it resumes mid-epoch.
 
 ``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
 
-Where a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the
-last event before those that end the run, and a ``NonFiniteLossError`` ends it at once, so that nobody reports or saves
-such a loss. With several, events continue until all processes know of the stop: a callback that gathers would otherwise
+If a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the last
+event before those that end the run, and a ``NonFiniteLossError`` ends it at once, so that such a loss is not reported
+or saved. With several, events continue until all processes know of the stop: a callback that gathers would otherwise
 wait for the process that stopped.
 """
 
@@ -98,36 +98,36 @@ _R = TypeVar("_R")
 
 
 class AnyTrainer(ABC):
-    """A trainer of any model, batch, output and scheduler.
+    """The interface of ``Trainer`` and ``Run``, for annotations of callbacks and helper functions.
 
-    Annotate callbacks and helper functions with this class. ``Trainer`` derives from it and adds the type
-    parameters; nobody else needs to.
+    Annotate a function with this class if it works with any trainer. ``Trainer`` and ``Run`` derive from it; your own
+    classes derive from them.
 
     Attributes:
-        model: The module being trained. During a run this may be the compiled module; use ``get_model()``
-            to reach the attributes of your class.
-        loss_func: The loss function that was given to the trainer.
-        optimizer: The optimizer that was given to the trainer.
-        scheduler: The scheduler of the current run, None without one.
-        create_scheduler_fn: The factory that was given to ``train()``.
-        collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
+        model: The module being trained. During a run this may be the compiled module; use ``get_model()`` for the
+            attributes of your class.
+        loss_func: The loss function of the trainer.
+        optimizer: The optimizer of the trainer.
+        scheduler: The scheduler of the current run, or None.
+        create_scheduler_fn: The factory that was passed to ``train()``.
+        collate_fn: The collate function that was passed to ``train()`` or ``evaluate()``.
         train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed.
-        eval_dataset: The dataset that is evaluated, None where nothing is; of several evaluation sets the one that is
-            in progress, and otherwise the first.
+        eval_dataset: The evaluation dataset, or None; with several evaluation sets, the set that is being evaluated,
+            and otherwise the first.
         train_dataloader: The loader of the current or last training run; a callback may replace it in
             ``on_prepare_start``.
-        eval_dataloader: The loader that is evaluated; a callback may replace it between epochs. Of several evaluation
-            sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
-        epoch_lengths: How many steps and updates each epoch of the current or last training run has.
+        eval_dataloader: The evaluation loader, or None; a callback may replace it between epochs. With several
+            evaluation sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
+        epoch_lengths: The numbers of steps and updates of each epoch of the current or last training run.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
-        resume_from: The path given to ``train()`` that the current or last run was to resume from; of a URL, the folder
-            into which states are fetched. None for a run that just begins.
-        preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
-            on every process when a run starts, and a new run begins without.
+        resume_from: The path passed to ``train()`` that the current or last run resumes from; for a URL, the folder of
+            downloaded states. None for a new run.
+        preemptible: Whether a preemption can interrupt evaluation epochs between batches; a callback sets it on every
+            process when a run starts, and each run begins with False.
 
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
@@ -175,14 +175,14 @@ class AnyTrainer(ABC):
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.eval_dataset = self.collate_fn = self.create_scheduler_fn = self.scheduler = None
         self.eval_dataloader = self.gradient_norm = self.resume_from = None
-        # They have a value from the first run on, and are typed as if they always had.
+        # They have a value from the first run on, and their types ignore the time before.
         self.run_config = self.train_dataset = self.train_dataloader = self.epoch_lengths = cast("Any", None)
         self.preemptible = False
         is_default = type(self).create_accelerator is AnyTrainer.create_accelerator
         create = self._create_accelerator if is_default else self.create_accelerator  # messages name it
         accelerator, arguments = compatibility.create_accelerator(create, mixed_precision, cpu)
         processes.prepare_process(accelerator)
-        with print_errors_once():  # from here on the processes are connected
+        with print_errors_once():  # from here on, the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
             input_checks.check_reproducible(reproducible)
             with as_configuration_error():
@@ -196,29 +196,29 @@ class AnyTrainer(ABC):
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
+        """Raise an error, or warn, for methods that replace a private part of the loop, or that are never called."""
         super().__init_subclass__(**kwargs)
-        trainer_class = next(one for one in cls.__mro__ if one.__module__.partition(".")[0] == "pa_core")
+        trainer_class = next(base for base in cls.__mro__ if base.__module__.partition(".")[0] == "pa_core")
         if trainer_class not in (cls, AnyTrainer):
             check_subclass(cls, trainer_class, EVENT_NAMES)
 
     @override
     def __repr__(self) -> str:
         models, optimizers = (
-            ", ".join(type(one).__name__ for one in named.values())
+            ", ".join(type(optimizer).__name__ for optimizer in named.values())
             for named in (self.named_models(), self.named_optimizers())
         )
         done = f"{self.num_epochs_completed} epochs and {self.num_updates_completed} updates completed"
         return f"<{type(self).__name__} of {models} with {optimizers or 'no optimizer'}: {done}>"
 
-    # What a subclass may create in another way
+    # Factories that a subclass may override
 
     def create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the ``accelerate.Accelerator`` that places and compiles what a run needs.
+        """Create the ``accelerate.Accelerator`` of the trainer, which places and compiles models.
 
-        Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
-        pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
-        not told otherwise.
+        Override this to shard a model, for example, or to pass other arguments. Precision and device are the arguments
+        of the trainer, or the launcher's settings. An Accelerator that you create here follows the trainer's
+        ``mixed_precision`` and ``cpu`` unless you pass other values.
 
         Example:
             >>> from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -230,11 +230,11 @@ class AnyTrainer(ABC):
         return self._create_accelerator()
 
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the Accelerator: the name that ``create_accelerator`` has in pytorch-accelerated."""
+        """Create the Accelerator: the name of ``create_accelerator`` in pytorch-accelerated."""
         return _accelerate.create_accelerator()
 
     def create_exchange(self) -> Exchange:
-        """Create what makes one update of the gradients of all processes; override this for another engine.
+        """Create the exchange of gradients between processes; override this for another communication library.
 
         It is called once, when the trainer is constructed. The default averages gradients over the processes, or adds
         them up in a fixed tree if the trainer is ``reproducible``.
@@ -254,10 +254,10 @@ class AnyTrainer(ABC):
         return create_exchange(self._setup.accelerator, place, reproducible=self._setup.reproducible)
 
     def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
-        """Create what calls the callbacks; override this for a custom ``CallbackHandler``.
+        """Create the handler of the callbacks; override this for a custom ``CallbackHandler``.
 
         Args:
-            callbacks: What was given to the trainer.
+            callbacks: The argument of the trainer.
         """
         return CallbackHandler(callbacks)
 
@@ -269,11 +269,11 @@ class AnyTrainer(ABC):
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
-        """Describe the run, from what was requested and from the loaders that were made.
+        """Create the config of a run, from its arguments and its loaders.
 
         Args:
-            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
-            num_epochs: Epochs requested; ``max_num_train_steps`` overrides them.
+            per_device_batch_size: Samples in a batch of one process, if a loader does not tell.
+            num_epochs: The requested number of epochs; ``max_num_train_steps`` overrides it.
             gradient_accumulation_steps: Batches of one process in an update.
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
@@ -293,9 +293,9 @@ class AnyTrainer(ABC):
 
     @property
     def was_complete(self) -> bool:
-        """Whether the run resumes a complete one, and nothing is left of it to do.
+        """Whether the run resumes a complete run, so that nothing is left to train.
 
-        Its first and its last event are called.
+        Only its first and its last event are called.
         """
         return self._session.resumption.was_complete
 
@@ -303,9 +303,9 @@ class AnyTrainer(ABC):
 
     @property
     def eval_name(self) -> str | None:
-        """The name of the evaluation set that is in progress; None between evaluations, and where it has no name.
+        """The name of the evaluation set that is being evaluated; None between evaluations and for a single dataset.
 
-        In ``create_eval_dataloader``, it is the name of the set whose loader is made.
+        In ``create_eval_dataloader``, it is the name of the set whose loader is created.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -317,44 +317,46 @@ class AnyTrainer(ABC):
 
     @property
     def eval_sets(self) -> Mapping[str, EvaluationSet]:
-        """The evaluation sets of the current or last run by name; empty where ``eval_dataset`` is one dataset."""
+        """The evaluation sets of the current or last run by name; empty if ``eval_dataset`` is a single dataset."""
         return MappingProxyType(self._session.eval_sets.given)
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
-        """The loaders of the evaluation sets by name; empty where there is one dataset."""
+        """The loaders of the evaluation sets by name; empty for a single dataset."""
         return self._session.eval_sets.loaders(self) if self.eval_sets else {}
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
-        """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.
+        """Replace the loader of each evaluation set, or the only evaluation loader, from now on.
+
+        Call it between evaluations, for example in ``on_prepare_start``.
 
         Args:
-            change: Called with a loader, returns what replaces it.
+            change: A function that is called with a loader and returns its replacement.
         """
         self._session.eval_sets.change_loaders(self, change)
 
     def eval_set_of_metric(self, metric_name: str) -> str | None:
-        """Return the name of the evaluation set that a metric is named after, None if it is after none.
+        """Return the name of the evaluation set that a metric belongs to; None if it belongs to no set.
 
         Args:
-            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
+            metric_name: The full name of the metric, for example "eval_val_loss_epoch".
         """
         return self._session.eval_sets.set_of_metric(metric_name)
 
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
 
-        It cannot where it is named after an evaluation set that is not evaluated in this epoch: what judges by the
-        metric, such as ``SaveBestModelCallback``, then leaves the epoch out.
+        It cannot if it belongs to an evaluation set that is not evaluated in this epoch: callbacks that judge by the
+        metric, for example ``SaveBestModelCallback``, then skip the epoch.
 
         Args:
-            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
+            metric_name: The full name of the metric, for example "eval_val_loss_epoch".
         """
         name = self.eval_set_of_metric(metric_name)
         return name is None or name in self._eval_names_of_epoch()
 
     def _eval_names_of_epoch(self) -> list[str | None]:
-        """The sets that are evaluated after the current epoch; between epochs and in ``evaluate()``, all of them."""
+        """Return the sets to evaluate after the current epoch; between epochs and in ``evaluate()``, all sets."""
         epoch = self._session.progress.epoch_under_way
         if epoch is None:
             return self._session.eval_sets.due(0, is_last=True)
@@ -362,7 +364,7 @@ class AnyTrainer(ABC):
         is_last = epoch + 1 >= config.num_epochs or self._session.progress.updates == config.max_num_train_steps
         return self._session.eval_sets.due(epoch + 1, is_last=is_last)
 
-    # Which process this is, and what one of them does for the others
+    # Ranks, and functions that only some processes run
 
     @property
     def num_processes(self) -> int:
@@ -371,12 +373,12 @@ class AnyTrainer(ABC):
 
     @property
     def process_index(self) -> int:
-        """Which of them this process is, from 0: its rank."""
+        """The rank of this process, from 0."""
         return self._setup.accelerator.process_index
 
     @property
     def local_process_index(self) -> int:
-        """Which of the processes on its machine this one is, from 0."""
+        """The rank of this process among the processes of its machine, from 0."""
         return self._setup.accelerator.local_process_index
 
     @property
@@ -390,22 +392,22 @@ class AnyTrainer(ABC):
         return self._setup.accelerator.is_local_main_process
 
     def wait_for_everyone(self) -> None:
-        """Wait until every process has come here; every process must call this.
+        """Wait until all processes have called this, for example before they read a file that one of them writes.
 
         Raises:
-            OtherProcessError: This process runs a function that the others do not, such as one that
-                ``on_main_process`` decorates, and would wait for ever.
+            OtherProcessError: This process runs a function that the others do not, for example a function that
+                ``on_main_process`` decorates, and would wait forever.
         """
         distributed.gather_objects(None)
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Make a function run on the process of rank zero only; the others return None at once.
+        """Run a function on the process of rank zero only; the others return None at once.
 
-        Nobody waits, so it may be called anywhere, even by some processes only. Use ``world_process_zero_only`` for
-        what the others need before they continue.
+        It does not wait, so it may be called anywhere, even by some processes only. Use ``world_process_zero_only`` for
+        results that the others need before they continue.
 
         Args:
-            function: What is decorated.
+            function: The function to decorate.
 
         Example:
             >>> import torch
@@ -420,21 +422,21 @@ class AnyTrainer(ABC):
         return processes.run_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Make a function run on the first process of each machine only; see ``on_main_process``.
+        """Run a function on the first process of each machine only; see ``on_main_process``.
 
         Args:
-            function: What is decorated.
+            function: The function to decorate.
         """
         return processes.run_if(self.is_local_main_process, function)
 
     def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-        """Make a function run on one process only, or on the only one there is; see ``on_main_process``.
+        """Run a function on one process only, or on a single process; see ``on_main_process``.
 
         Args:
-            process_index: The rank of the process, such as ``trainer.num_processes - 1`` for the last one.
+            process_index: The rank of the process, for example ``trainer.num_processes - 1`` for the last process.
 
         Raises:
-            ConfigurationError: Of several processes, none has this rank.
+            ConfigurationError: There are several processes, and none has this rank.
         """
         if self.num_processes > 1 and process_index not in range(self.num_processes):
             raise ConfigurationError(
@@ -444,7 +446,7 @@ class AnyTrainer(ABC):
         return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
 
     def main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the process of rank zero run a block before all others; every process must come to it.
+        """Let the process of rank zero run a block before all others; every process must enter it.
 
         Example:
             >>> import torch
@@ -457,15 +459,15 @@ class AnyTrainer(ABC):
         return rank_zero_first()
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
+        """Let the first process of each machine run a block before the others, like ``local_process_zero_first``."""
         return rank_zero_first(local=True)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model is split over the processes, or is going to be when the run has been prepared.
+        """Whether the model is split over the processes, or will be when the run starts.
 
-        Its parameters are then ``DTensor`` objects, of which each process has a piece. Every process must take part
-        where the model is called, saved or put together.
+        Its parameters are then ``DTensor`` objects, and each process has a piece of them. Every process must take part
+        when the model is called, saved or gathered.
         """
         return (self._setup.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
@@ -478,14 +480,14 @@ class AnyTrainer(ABC):
 
     @property
     def mixed_precision(self) -> str:
-        """The mixed precision that the model computes in: "no", "bf16" or "fp16"."""
+        """The mixed precision of the model: "no", "bf16" or "fp16"."""
         return _accelerate.computed_precision(self._setup.accelerator)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context in which torch computes in the mixed precision of the trainer.
 
-        ``trainer.model`` does so anyway when it is called. The context is for what else a step computes: a method of
-        the model other than ``forward``, a loss function with layers, a second module.
+        Calls of ``trainer.model`` do so anyway. Use the context for other computations of a step: a method of the model
+        other than ``forward``, a loss function with layers, a second module.
 
         Example:
             >>> import torch
@@ -501,19 +503,19 @@ class AnyTrainer(ABC):
     # The course of a run
 
     def dry_run(self, *data: object) -> AbstractContextManager[None]:
-        """Let runs leave no trace, such as one that searches for a learning rate.
+        """Undo all effects of runs within the context, for example of a search for a learning rate.
 
         Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
-        random numbers, and everything else that a step reaches: attributes and containers, tensors and arrays,
+        random numbers, and all other objects that a step reaches: attributes and containers, tensors and arrays,
         generators of a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
 
-        What cannot be restored is named in a warning before the trial: a Python generator, or an iterator that does not
-        tell where it is.
-        Files that steps write stay, as do objects that do not show what they hold, such as of a module written in C.
-        Of more than 300,000 objects, some are left out, such as of a list of a million samples.
+        Objects that cannot be restored are named in a warning before the trial: a Python generator, or an iterator that
+        does not expose its position. Files that steps write stay, and so do changes of objects that do not expose their
+        state, for example of a C extension. Among more than 300,000 objects, some are left out, for example items of a
+        list of a million samples.
 
         Args:
-            *data: Datasets, loaders, and what they are made with.
+            *data: Datasets, loaders and their arguments, which the run gets.
 
         Example:
             >>> import torch
@@ -530,16 +532,17 @@ class AnyTrainer(ABC):
         return self._session.dry_run(self, data)
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
-        """Enter a context that is left when the run is over, no matter how it ends; for callbacks of all kinds.
+        """Enter a context that is exited when the run ends, no matter how it ends.
 
-        It outlasts the last events and everything that the run writes, including in the background. What is entered
-        last is left first, with the exception that ends the run, if one does.
+        Use it in callbacks, for example for a log file. The context outlasts the last events and all writes of the run,
+        including those in the background. The context that is entered last is exited first, with the exception that
+        ends the run, if any.
 
         Args:
             context: The context.
 
         Returns:
-            What entering it returns.
+            The result of entering the context.
 
         Raises:
             ConfigurationError: There is no run in progress.
@@ -561,13 +564,13 @@ class AnyTrainer(ABC):
     # The model
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """Return the model without its distributed wrappers.
+        """Return the model without wrappers, for example to export it.
 
         After a run it is in the mode in which it was before, usually training mode: call ``get_model().eval()`` to
         predict or export with it.
 
         Args:
-            keep_torch_compile: False also returns what is inside a compiled model.
+            keep_torch_compile: False returns the original of a compiled model.
         """
         return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
 
@@ -578,83 +581,85 @@ class AnyTrainer(ABC):
         optimizer: Optimizer | None = None,
         create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
     ) -> None:
-        """Train another module together with the model, by the loss that ``calculate_train_batch_loss`` returns.
+        """Train another module together with the model, with the loss that ``calculate_train_batch_loss`` returns.
 
         A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
         clipped, cleared and on several processes averaged, together with the gradients of the model. It is part of
         training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
         needs a ``Run``.
 
-        A module whose parameters no optimizer has, such as a teacher or the average of a model, is placed on the device
-        and put into evaluation mode. What steps change in it is part of training states too, but not of checkpoints.
+        A module without an optimizer, for example a teacher or the average of a model, is placed on the device and put
+        into evaluation mode. Changes of it in steps are part of training states too, but not of checkpoints.
 
         Args:
-            name: Its name in ``trainer.modules`` and in what is saved.
-            module: The module, which shares no parameters with the model.
-            optimizer: An optimizer of its parameters; None where the trainer's optimizer has them, or where it stays as
-                it is.
-            create_scheduler_fn: As for ``train()``, for this optimizer. It is stepped when the trainer's scheduler is.
+            name: Its name in ``trainer.modules``, in training states and in checkpoints.
+            module: The module, which must not share parameters with the model.
+            optimizer: An optimizer of its parameters; None if the trainer's optimizer has them, or if the module is not
+                trained.
+            create_scheduler_fn: A function that is called with this optimizer and returns its scheduler, which is
+                stepped together with the trainer's scheduler.
 
         Raises:
             ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
-                another module; none has the parameters of a module in training mode; or a run is in progress.
-            ArgumentTypeError: An argument is another kind of thing.
+                another module; no optimizer has the parameters of a module in training mode; or a run is in progress.
+            ArgumentTypeError: An argument has the wrong type.
         """
         added = AddedModule(module, optimizer, create_scheduler_fn)
         self._setup.added.add(name, added, self.get_model(), self.optimizer)
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """What ``add_module`` was given, by name: what a step calls in addition to ``trainer.model``."""
+        """The modules of ``add_module`` by name, which steps call in addition to ``trainer.model``."""
         return self._setup.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
-        """Return what the run trains, without wrappers, by name: "model", and the added modules.
+        """Return the trained modules of the run, without wrappers, by name: "model", and the added modules.
 
-        Modules that no optimizer trains, such as a teacher, are in ``untrained_modules()``.
+        Use it in callbacks that change or save weights. Modules without an optimizer, for example a teacher, are in
+        ``untrained_modules()``.
         """
         return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
 
     def untrained_modules(self) -> dict[str, nn.Module]:
-        """Return the added modules that no optimizer trains, such as a teacher, without wrappers, by name."""
+        """Return the added modules without an optimizer, for example a teacher, without wrappers, by name."""
         return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
+        """Return the optimizers of the run by name: "optimizer", and any others; empty without optimizers."""
         optimizer = cast("Optimizer | None", self.optimizer)
         return ({} if optimizer is None else {"optimizer": optimizer}) | self._setup.added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
+        """Return the schedulers of the run by name: "scheduler", and any others; empty without schedulers."""
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
         return own | self._setup.added.schedulers
 
-    # Metrics, and what the processes tell each other
+    # Metrics, gathering and descriptions
 
     @property
     def loss_tracker(self) -> LossTracker:
-        """The losses of the current epoch so far, of this process."""
+        """The mean loss of the current epoch so far, on this process."""
         return self._session.means.losses
 
     @property
     def step_means(self) -> StepMeans:
-        """The means of what the steps of the current epoch have logged so far, of this process."""
+        """The means of the logged values of the current epoch so far, on this process."""
         return self._session.means
 
     def log(self, name: str, value: MetricValue) -> None:
-        """Log a value of the current step: its mean over all samples of the epoch, on all processes, is recorded.
+        """Log a value of the current step, and record its mean over all samples of the epoch, on all processes.
 
         The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
         recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
         ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
-        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
-        it before the epoch ends.
+        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and is not read before
+        the epoch ends.
 
         A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
         that do not log a name do not count for its mean.
 
         Args:
-            name: A name such as "kl", letters, digits and underscores; once in a step.
+            name: The name of the metric, for example "kl": letters, digits and underscores; once in each step.
             value: A number, or a tensor with one element: a mean over the samples of the step.
 
         Raises:
@@ -668,38 +673,38 @@ class AnyTrainer(ABC):
 
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
-            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, including rows that the tensor had before: 0 loses
-                each label 0. So choose a value that no row of your data consists of. A process whose rows are all
-                padding may have a tensor of a different number of dimensions.
-            with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
-                the samples of all of them needs; each process has to use it in its loss then.
+            padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
+                all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
+                So choose a value that your data does not contain. A process whose rows are all padding may have a
+                tensor of a different number of dimensions.
+            with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
+                samples of all processes needs; each process then has to use the result in its loss.
 
         Returns:
             The same structure, with the rows of all processes in the order of the ranks.
 
         Raises:
-            TypeError: Something in it is neither a tensor nor a container of tensors.
+            TypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
         self._session.require_between_steps("gather(...)")
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
-        """Return one line that says what runs: processes, backend, device and precision.
+        """Return a line about the run: processes, backend, device and precision; include it in bug reports.
 
-        The precision of the weights is named where it is not float32 alone: a model that is trained in pure bfloat16
-        loses small updates.
+        The line names the precision of the weights unless it is float32: a model that is trained in pure bfloat16 loses
+        small updates.
         """
         return _accelerate.describe_processes(self._setup.accelerator, self.named_models().values())
 
     def describe_model(self, depth: int = 2) -> str:
-        """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
+        """Return a table of the modules that the run trains or calls: numbers of parameters, memory, dtype.
 
-        See ``pa_core.describe_model`` for what the columns say. Print it with ``trainer.print``, once on each machine.
+        See ``pa_core.describe_model`` for the columns. Print it with ``trainer.print``, once on each machine.
 
         Args:
-            depth: How many levels of modules are shown below each model; 0 for the models alone.
+            depth: The number of levels of modules below each model; 0 for the models alone. The default is 2.
 
         Raises:
             ConfigurationError: ``depth`` is not a whole number of at least 0.
@@ -720,16 +725,16 @@ class AnyTrainer(ABC):
         return self._setup.reproducible
 
     def fingerprint(self) -> str:
-        """Return 16 digits that follow from all bits of the results of a run; every process must call this.
+        """Return a hash of the results of a run, to compare runs bit for bit; every process must call this.
 
         Results are the weights and buffers of all models and added modules, the states of optimizers and schedulers,
         and the recorded metrics without their times. Runs whose results are bit-for-bit identical have the same digits,
-        no matter on which device and how many processes they were made. As in training states, models have the buffers
-        of rank zero; in a reproducible run, all processes must have the same. Buffers that each process has
-        for itself, such as the queue of an added module that nothing trains, count on all of them.
+        no matter on which devices and on how many processes they ran. As in training states, models have the buffers of
+        rank zero; in a reproducible run, all processes must have the same buffers. Buffers that each process has for
+        itself, for example the queue of an untrained added module, count on all of them.
 
         Raises:
-            RanksDifferError: Something of it is not the same on all processes.
+            RanksDifferError: The results are not the same on all processes.
 
         Example:
             >>> import torch
@@ -750,8 +755,8 @@ class AnyTrainer(ABC):
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.
 
-        If standard output cannot be written to any more, such as a pipe whose reader has ended, a warning says so and
-        the run continues.
+        If standard output cannot be written to any more, for example a closed pipe, a warning is shown and the run
+        continues.
         """
         if self._setup.accelerator.is_local_main_process:
             with bars_hidden():
@@ -760,15 +765,15 @@ class AnyTrainer(ABC):
 
     @property
     def is_padding_batch(self) -> bool:
-        """Whether this process calls the model only because others still have samples; what it computes has no weight.
+        """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
-        Check this in a module that exchanges something with the other processes, or counts what it is called with.
+        Check this in a module that communicates with other processes, or counts its calls.
         """
         return self._session.is_padding_batch
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""
+        """Evaluate ``eval_dataset`` in the middle of a training run; see ``Trainer.run_evaluation_epoch``."""
 
     # Checkpoints and training states
 
@@ -783,10 +788,11 @@ class AnyTrainer(ABC):
         *,
         trainable_only: bool = False,
     ) -> None:
-        """Write the weights, and what belongs to them, to one file, which is whole or is not there.
+        """Write the weights, and the states of optimizer and scheduler, to a file, atomically.
 
-        Every process may call this and, where the model is sharded, must. The file then holds whole tensors, for which
-        a process that writes needs room in its host memory, and a model that is not sharded can load it.
+        Use it to keep a model; to continue a run, use ``SaveTrainingStateCallback``. Every process may call this and,
+        if the model is sharded, must. The file then holds whole tensors, for which a process that writes needs room in
+        its host memory, and a model that is not sharded can load it.
 
         Args:
             save_path: The file, by convention ending in ``.pt``.
@@ -794,16 +800,16 @@ class AnyTrainer(ABC):
             save_optimizer: Whether the optimizer's state is included.
             save_scheduler: Whether the scheduler's state is included, if there is one.
             save_per_node: True writes once on each machine, False once in the whole run.
-            trainable_only: Whether parameters that are frozen are left out, such as the base model of an adapter.
-                ``load_checkpoint`` leaves the frozen parameters of the model as they are.
+            trainable_only: Whether frozen parameters are left out, for example the base model of an adapter.
+                ``load_checkpoint`` then does not change the frozen parameters of the model.
 
         Raises:
-            ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
-                of pytorch-accelerated. Or nothing is trainable, with ``trainable_only``.
-            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
+            ConfigurationError: The fourth argument is False and not passed by name: it was ``save_per_node`` in early
+                releases of pytorch-accelerated. Or, with ``trainable_only``, all parameters are frozen.
+            CheckpointError: An entry could not be loaded again; an existing file is not changed.
         """
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
-        if any(one.is_sharded for one in trained.values()):
+        if any(part.is_sharded for part in trained.values()):
             self.wait_for_everyone()  # an error where not all come
         writes = self.is_local_main_process if save_per_node else self.is_main_process
         with self._setup.optimizer_modes.evaluating():
@@ -816,15 +822,14 @@ class AnyTrainer(ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Read a file that ``save_checkpoint`` wrote; every process must call this.
+        """Load a file of ``save_checkpoint`` into model, optimizer and scheduler; every process must call this.
 
-        Where the model is sharded, each process takes its pieces of what the file has, whether the model that was saved
-        was sharded or not.
+        If the model is sharded, each process loads its pieces, whether the saved model was sharded or not.
 
         Args:
             checkpoint_path: The file.
-            load_optimizer: Whether the optimizer's state is loaded, if the file has one.
-            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
+            load_optimizer: Whether the optimizer's state is loaded, if the file has it.
+            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have it.
 
         Returns:
             The whole content of the file, with its tensors on the CPU.
@@ -832,13 +837,14 @@ class AnyTrainer(ABC):
         Raises:
             CheckpointNotFoundError: There is no such file.
             CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
-                ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
+                ``create_optimizer_fn`` has not created the optimizer yet, whose state is in the file. Nothing was
+                loaded.
         """
         self._setup.accelerator.wait_for_everyone()
         trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
-        # Not on the device of the run, which may have no room for everything a second time.
+        # Not on the device of the run, which may not have the memory for a second copy.
         content = checkpoint.read_checkpoint(
-            checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
+            checkpoint_path, torch.device("cpu"), mapped=any(part.is_sharded for part in trained.values())
         )
         if checkpoint.LOSS_FUNC not in trained and has_weights_of(self.loss_func, content):
             trained[checkpoint.LOSS_FUNC] = checkpoint.Trained(self.loss_func)
@@ -855,7 +861,7 @@ class AnyTrainer(ABC):
         return content
 
     def _parts_of_checkpoint(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
-        """What a checkpoint holds: the model, and the modules that are trained with it, such as the loss function."""
+        """Return the parts of a checkpoint: the model, and the modules trained with it, like the loss function."""
         optimizers = self._setup.added.optimizers if with_optimizers else {}
         schedulers = self._setup.added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
@@ -864,7 +870,9 @@ class AnyTrainer(ABC):
             self.scheduler if with_schedulers else None,
         )
         beside = self._setup.added.trained(self.optimizer).items()
-        added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
+        added = {
+            name: checkpoint.Trained(module, optimizers.get(name), schedulers.get(name)) for name, module in beside
+        }
         loss_func = self.loss_func
         if isinstance(loss_func, nn.Module) and self._session.checkpointer.has_changed(loss_func):
             added[checkpoint.LOSS_FUNC] = checkpoint.Trained(loss_func)
@@ -873,19 +881,20 @@ class AnyTrainer(ABC):
     def save_model(
         self, save_directory: str | Path, max_shard_size: int | str = "5GB", *, trainable_only: bool = False
     ) -> None:
-        """Export the weights as safetensors; every process may call this, the first one of all writes.
+        """Export the weights as safetensors, for other programs; every process may call this, and the first writes.
 
-        Where the model is sharded, every process must call this. Its tensors come together one at a time.
+        If the model is sharded, every process must call this. Its tensors are gathered one at a time.
 
         Args:
-            save_directory: The folder of the files, made if it is missing.
-            max_shard_size: Weights of more than this are split into several files, with an index next to them.
-            trainable_only: Whether parameters that are frozen are left out. Buffers are there, as training may change
-                the buffers of frozen layers too, such as the statistics of a batch norm.
+            save_directory: The folder of the files, created if it is missing.
+            max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``; larger weights are split into
+                several files, with an index next to them.
+            trainable_only: Whether frozen parameters are left out. Buffers are always included, because training may
+                change the buffers of frozen layers too, for example the statistics of batch norm.
 
         Raises:
-            ConfigurationError: There is a file in the place of the folder; or nothing is trainable, with
-                ``trainable_only``.
+            ConfigurationError: The folder is a file; or, with ``trainable_only``, all parameters are
+                frozen.
         """
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
@@ -906,30 +915,31 @@ class AnyTrainer(ABC):
         keep_other_runs: bool = False,
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
-        """Save everything that a run consists of, so that ``train(resume_from=...)`` resumes it.
+        """Save the complete state of a run, so that ``train(resume_from=...)`` resumes it.
 
-        Every process must call this, and the first one writes. Within a run the state is captured at the next moment
-        at which everything belongs to the same update: after the events of the current update, or of the current epoch.
-        After a run it is the state of the complete run. If an exception ended the run between two updates, the run can
-        be resumed from there.
+        ``SaveTrainingStateCallback`` does so regularly. Every process must call this, and the first process writes.
+        Within a run the state is captured at the next moment at which all parts belong to the same update: after the
+        events of the current update, or of the current epoch. After a run it is the state of the complete run. If an
+        exception ended the run between two updates, the run can be resumed from there.
 
         Args:
-            output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
-            checkpoint_kwargs: Further entries, which ``load_training_state`` returns.
-            asynchronous: Whether training continues while the state is written, from a copy in host memory.
-            sequence: Its place among the states of a folder, of which the newest one has the highest.
-            on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
-                asynchronous.
-            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. This one is then called
-                ``final_2``, for example.
+            output_dir: The directory of the state, which is written atomically. An existing state is replaced.
+            checkpoint_kwargs: Further entries, tensors and plain values, which ``load_training_state`` returns.
+            asynchronous: Whether training continues while the state is written, from a copy in host memory. The
+                default, False, waits.
+            sequence: The number of the state among the states of a folder; the newest has the highest.
+            on_saved: A function that is called with the directory, on the process that writes, after the state is
+                complete; in a thread if asynchronous.
+            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. The new state then has the
+                name ``final_2``, for example.
             on_error: ``"warn"`` warns about a state that cannot be written, and continues without it.
 
         Raises:
-            ConfigurationError: There has not been any training yet.
+            ConfigurationError: There was no training yet.
             CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
-                cannot be resumed there. Or something could not be loaded again, or not be written; what was there
-                stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
-                when the run ends.
+                cannot be resumed there. Or an object could not be loaded again, or the state not be written; an
+                existing state is kept. Within a run this is raised when the state is captured; if asynchronous, with
+                the next state or when the run ends.
         """
         request = StateRequest(
             Path(output_dir).absolute(),
@@ -946,7 +956,7 @@ class AnyTrainer(ABC):
             self._session.checkpointer.save(request, self, self._call_event)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Load model, optimizer and scheduler of a training state, without resuming its run.
+        """Load the model, the optimizer and the scheduler of a training state, without resuming its run.
 
         Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
 
@@ -955,12 +965,12 @@ class AnyTrainer(ABC):
                 object store.
 
         Returns:
-            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: what
-            ``run_history.current_epoch`` was; 3 for a state that was saved after two epochs.
+            The ``checkpoint_kwargs`` of ``save_training_state``, and ``current_epoch``, the value of
+            ``run_history.current_epoch``: 3 for a state that was saved after two epochs.
 
         Raises:
             CheckpointNotFoundError: There is no training state.
-            CheckpointError: None is valid, or it belongs to another model or optimizer.
+            CheckpointError: No state is valid, or it belongs to another model or optimizer.
         """
         saved = find_saved_run(fetched(input_dir, {}, self.print))
         with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
@@ -970,27 +980,26 @@ class AnyTrainer(ABC):
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
         """Keep other runs out of a folder until this run is over, and check that its states can be saved there.
 
-        Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
-        when the run starts. The folder is made if it is missing. Where the run resumed from a state of another folder,
-        or not from the newest one that the saved run has there, it is another run from now on: neither removes states
-        of the other. Most optimizers make their state with the first update; it is looked at again after that.
+        Call it on every process, within a run, before saving states there; ``SaveTrainingStateCallback`` does so when
+        the run starts. The folder is created if it is missing. If the run resumed from a state of another folder, or
+        not from the newest state of the saved run, it is a different run from now on: neither removes states of the
+        other. Most optimizers create their state in the first update, after which it is checked.
 
         Args:
             folder: The folder.
-            upload_to: The URL of an object store to which the states of the folder are sent. Where the saved run has a
-                newer state there, this one is another run.
+            upload_to: The URL of an object store to which the states of the folder are sent. If the saved run has a
+                newer state there, this is a different run.
 
         Returns:
-            On the first process, the state that the run continues, if it is the newest one of the run in the folder;
+            On the first process, the state that the run continues, if it is the newest state of the run in the folder;
             otherwise None.
 
         Raises:
             ConfigurationError: There is no run in progress.
-            FolderInUseError: A run that is alive saves its states there.
-            CheckpointError: Something is in the way of the file that says who uses the folder, or the object store
-                cannot be used. Or something in the state, which is named, is neither a tensor nor plain, or could not
-                be loaded again.
-            OSError: The folder cannot be made or written to.
+            FolderInUseError: Another run is saving its states there.
+            CheckpointError: The lock file of the folder cannot be written, or the object store cannot be used. Or an
+                object in the state, which is named, is neither a tensor nor plain, or could not be loaded again.
+            OSError: The folder cannot be created or written to.
 
         Example:
             >>> import torch
@@ -1014,7 +1023,7 @@ class AnyTrainer(ABC):
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
 
-        ``SaveTrainingStateCallback`` then saves one; without a callback for the event, a warning says so. A single
+        ``SaveTrainingStateCallback`` then saves a state; without a callback for the event, a warning is shown. A single
         process may make the request, for example because some time has passed on its clock.
         """
         if not self.callback_handler.listeners("on_training_state_request"):
@@ -1032,30 +1041,30 @@ class AnyTrainer(ABC):
         self._session.rank_sync.request_preemption()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
-        """Make objects a part of training states, in this order.
+        """Make objects a part of training states, in this order, for example your own samplers or counters.
 
         Args:
-            *objects: Anything with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The
-                model, the loss function, the optimizer, the scheduler and callbacks are saved without.
+            *objects: Objects with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The model,
+                the loss function, the optimizer, the scheduler and callbacks are saved without registration.
 
         Raises:
-            ArgumentTypeError: An object has no such methods; none of them is registered then.
+            ArgumentTypeError: An object does not have these methods; then no object is registered.
         """
-        for one in objects:
-            if missing := missing_methods(one):
+        for registered in objects:
+            if missing := missing_methods(registered):
                 raise ArgumentTypeError(
                     "The state of an object cannot be saved and restored.",
-                    given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
-                    do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
+                    given=f"an object of type {type(registered).__name__}, without {' and '.join(missing)}",
+                    do=f"Give {type(registered).__name__} these methods, or register the object whose state it holds.",
                 )
         self._session.checkpointer.registered.extend(objects)
 
     def _number_in_dataset(self, step: int, sample: int) -> int | None:
-        """Return which sample of the dataset a batch of this process has at some place; None if nobody knows.
+        """Return the index in the dataset of a sample of a batch of this process; None if it is unknown.
 
         Args:
             step: The number of the batch in the epoch of training or evaluation that is in progress.
-            sample: The place in the batch.
+            sample: The index in the batch.
         """
         progress = self._session.progress
         is_training = progress.stage is Stage.TRAINING
@@ -1069,7 +1078,7 @@ class AnyTrainer(ABC):
     def _call_event(self, event: str, **kwargs: Any) -> None:
         self.callback_handler.call_event(event, self, **kwargs)
 
-    # The names under which scripts know the accelerator and the loaders
+    # Other names of the accelerator and the loaders, for existing scripts
 
     @property
     def _accelerator(self) -> _accelerate.AcceleratorLike:
@@ -1082,7 +1091,7 @@ class AnyTrainer(ABC):
 
     @property
     def _train_dataloader(self) -> SizedIterable:
-        """The name under which scripts know ``train_dataloader``."""
+        """The name of ``train_dataloader`` in existing scripts."""
         return self.train_dataloader
 
     @_train_dataloader.setter
@@ -1091,7 +1100,7 @@ class AnyTrainer(ABC):
 
     @property
     def _eval_dataloader(self) -> SizedIterable | None:
-        """The name under which scripts know ``eval_dataloader``."""
+        """The name of ``eval_dataloader`` in existing scripts."""
         return self.eval_dataloader
 
     @_eval_dataloader.setter
@@ -1100,18 +1109,20 @@ class AnyTrainer(ABC):
 
 
 class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
-    """Base class of everything that listens to the events of a run.
+    """The base class of callbacks, whose methods are called at the events of a run.
 
-    Override the events that you need; those left alone are never called and cost nothing. The trainer is passed to
-    each of them, and ``**kwargs`` takes what later versions may add.
+    Derive from it to add logging, saving or other behaviour to any trainer. Override the events that you need; other
+    events take no time. The trainer is passed to each of them, and ``**kwargs`` accepts arguments that later versions
+    may add.
 
-    A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()``, of tensors and
-    plain values, and ``load_state_dict()``. Both are called on every process; the state of the first one is kept.
+    A callback with state that a resumed run needs (a best value, a counter) has ``state_dict()``, of tensors and plain
+    values, and ``load_state_dict()``. Both are called on every process; the state of the first process is saved.
 
     Attributes:
         joins_sanity_evaluation: Whether a copy of it is called in the evaluation that ``train(sanity_eval_steps=...)``
-            runs before the first epoch; False for what would leave something behind, such as a line in a file.
-        instance_name: Tells callbacks of one class in a trainer apart, in training states too. By default it is empty.
+            runs before the first epoch; False for callbacks with lasting effects, for example a line in a file.
+        instance_name: The name of the instance, to distinguish callbacks of the same class in a trainer and in training
+            states. It is empty by default.
 
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1124,20 +1135,20 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     joins_sanity_evaluation: bool = True
     instance_name: str = ""
 
-    if TYPE_CHECKING:  # for @override; a callback that has not got them has no state
+    if TYPE_CHECKING:  # for @override; a callback without them has no state
 
         def state_dict(self) -> dict[str, Any]:
-            """Return what a resumed run needs."""
+            """Return the state for a resumed run."""
             ...
 
         def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-            """Restore what ``state_dict`` returned."""
+            """Restore the result of ``state_dict``."""
 
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called once, when the trainer has been constructed."""
+        """Called once, after the construction of the trainer."""
 
     def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called in each run before the model is placed and compiled: the moment to change its modules."""
+        """Called in each run before the model is placed and compiled: the moment to change modules or loaders."""
 
     def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training run starts; model, loaders, run config and scheduler are ready."""
@@ -1165,12 +1176,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: What ``calculate_train_batch_loss`` returned.
+            batch_output: The outputs of ``calculate_train_batch_loss``.
             **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
     def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
-        """Called after each optimizer update, when weights, scheduler and gradients are ready for the next one.
+        """Called after each optimizer update, when weights, scheduler and gradients are ready for the next update.
 
         An update that the gradient scaler of fp16 skipped is not an update, and does not fire this event.
 
@@ -1197,7 +1208,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: What ``calculate_eval_batch_loss`` returned.
+            batch_output: The outputs of ``calculate_eval_batch_loss``.
             **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
@@ -1206,12 +1217,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: Within a training epoch, ``is_intermediate=True``, and ``num_sets_to_come``: how many evaluation
-                sets are evaluated after this one.
+            **kwargs: Within a training epoch, ``is_intermediate=True``, and ``num_sets_to_come``, the number of
+                evaluation sets that are evaluated after the current set.
         """
 
     def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called after the training epoch and, where there is one, the evaluation epoch that follows it."""
+        """Called after the training epoch and the evaluation epoch that may follow it."""
 
     def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training run has ended, early or not, but not when an exception ended it."""
@@ -1227,7 +1238,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            num_batches: How many batches this process is going to predict.
+            num_batches: The number of batches that this process predicts.
             **kwargs: For later additions.
         """
 
@@ -1247,7 +1258,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
 
     def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
-        """Called when all processes know that one of them called ``trainer.request_training_state()``: save one.
+        """Called when all processes know that one of them called ``trainer.request_training_state()``: save a state.
 
         Args:
             trainer: The trainer.
@@ -1256,19 +1267,19 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when all processes know that the run is preempted: save a training state, which is waited for."""
+        """Called when all processes know that the run is preempted: save a training state; the run waits for it."""
 
     def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called before a training state is captured: settle what is pending, such as losses not yet looked at."""
+        """Called before a training state is captured: complete pending work, for example unchecked losses."""
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
-        """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open.
+        """Called when an exception, including ``KeyboardInterrupt``, ends the run: close your files and connections.
 
-        With several processes it may be called on one of them alone, and cannot communicate with the others.
+        With several processes it may be called on only one of them, so do not communicate with the others.
 
         Args:
             trainer: The trainer.
-            exception: What is about to leave the run.
+            exception: The exception.
             **kwargs: For later additions.
         """
 
@@ -1279,16 +1290,16 @@ EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswit
 
 
 class CallbackHandler(Generic[_TrainerT]):
-    """Calls the registered callbacks, in the order in which they were given.
+    """Calls the registered callbacks, in the order of registration; ``trainer.callback_handler`` is a handler.
 
     Args:
-        callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class and one
-            ``instance_name`` are an error: which of them would be meant by its name?
+        callbacks: Callback classes (which are constructed without arguments) or instances. Two callbacks with the same
+            class and the same ``instance_name`` are an error, because training states could not distinguish them.
 
     Attributes:
         callbacks: The registered callbacks.
-        heard: The events that any callback implements, each with its ``listeners``: a step looks here before it calls.
-            Made when a run starts, and again when a callback is added or removed.
+        heard: The events that any callback implements, each with its ``listeners``: a step checks it before it calls.
+            It is updated when a run starts, and when a callback is added or removed.
 
     Raises:
         ValueError: A callback of the same class is registered already.
@@ -1312,13 +1323,13 @@ class CallbackHandler(Generic[_TrainerT]):
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
-        """Register several callbacks, in the order given."""
+        """Register several callbacks, in their order."""
         require_iterable(callbacks, TrainerCallback)
         for callback in callbacks:
             self.add_callback(callback)
 
     def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
-        """Register a callback, to be called after those that are registered already.
+        """Register a callback, which is called after the callbacks that are registered already.
 
         Args:
             callback: An instance, or a class that can be constructed without arguments.
@@ -1333,9 +1344,9 @@ class CallbackHandler(Generic[_TrainerT]):
         if any(type(other) is kind and other.instance_name == name for other in self.callbacks):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
             raise ConfigurationError(
-                "There is a callback of this class already.",
+                "A callback of this class is registered already.",
                 given=f"a second callback of class {type(instance).__name__}, besides {registered}",
-                do="Remove one of the two, subclass it for the second use, or give that one another instance_name.",
+                do="Remove one of the two, subclass it for the second use, or set a different instance_name in it.",
             )
         self.callbacks.append(instance)
         self._follow_callbacks()
@@ -1343,7 +1354,7 @@ class CallbackHandler(Generic[_TrainerT]):
         warn_of_half_a_state(instance)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
-        """Take a registered callback out again.
+        """Remove a registered callback.
 
         Raises:
             ValueError: The callback is not registered.
@@ -1353,7 +1364,7 @@ class CallbackHandler(Generic[_TrainerT]):
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
-        """Within the context, call only the given callbacks; the registered ones are always restored."""
+        """Call only the given callbacks within the context; the registered callbacks are always restored."""
         with temporarily(self, callbacks=[], _listeners={}, heard={}):
             self.add_callbacks(callbacks)
             self.find_listeners()
@@ -1364,13 +1375,13 @@ class CallbackHandler(Generic[_TrainerT]):
     @overload
     def call_event(self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None: ...
     def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call one event on every callback that implements it.
+        """Call an event on every callback that implements it; use it for your own events.
 
         Args:
             event: The name of the method, or the method itself (``MyCallback.my_event``), with which type checkers
                 compare the arguments.
-            *args: Passed on.
-            **kwargs: Passed on.
+            *args: Positional arguments of the event.
+            **kwargs: Keyword arguments of the event.
         """
         name = event if isinstance(event, str) else event.__name__
         for listener in self.listeners(name):
@@ -1382,21 +1393,21 @@ class CallbackHandler(Generic[_TrainerT]):
         self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
 
     def _follow_callbacks(self) -> None:
-        """Look up the listeners again; before the first event, nobody has looked them up."""
+        """Look up the listeners again, unless no event was called yet."""
         if self._listeners:
             self.find_listeners()
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
-        """Return the bound methods that the event calls, in order; empty where none implements it."""
+        """Return the bound methods that the event calls, in order; empty if none implements it."""
         if not self._listeners:
             self.find_listeners()
-        if event not in self._listeners:  # an event of a script's own
+        if event not in self._listeners:  # a custom event of a script
             self._listeners[event] = self._bound(event)
             self._fired.add(event)
         return self._listeners[event]
 
     def _bound(self, event: str) -> list[Callable[..., Any]]:
-        return [getattr(one, event) for one in self.callbacks if implements(one, event, TrainerCallback)]
+        return [getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)]
 
     def warn_of_unfired_events(self) -> None:
         """Warn about each ``on_`` method that was never called by the end of a run."""

@@ -1,8 +1,8 @@
-"""How what each process has computed for an update becomes the update of all of them.
+"""The exchange of gradients between processes, which makes a common update of their batches.
 
-`Exchange` is the protocol, and the one place where another engine can be added. There are three implementations:
+`Exchange` is the protocol, which you can implement for another communication library. There are three implementations:
 `Alone` for one process, `Averaged` for several, and `Tree` for runs that are bit-for-bit identical on any number of
-them. A trainer or a run gets its exchange from ``create_exchange``; override that for another one.
+them. A trainer or a run gets its exchange from ``create_exchange``; override that for your own exchange.
 """
 
 from __future__ import annotations
@@ -34,70 +34,63 @@ from pa_distributed.gradients import GradientExchange
 __all__ = ["Alone", "Averaged", "BatchPlace", "Exchange", "Part", "Tree"]
 
 _NUM_COMPARED: Final = 2
-"""Most steps that depend on all weights show in the second of them, as the first one begins with constants."""
+"""The number of updates that are compared: most steps that depend on all weights show in the second update."""
 
 _AFTER_UPDATE: Final = -1
 _EVALUATION: Final = -2
 _AFTER_EVALUATION: Final = -3
-"""What extends the key of an update where no index of a micro-batch does."""
+"""The last part of the key of random numbers, in place of the index of a micro-batch."""
 
 
 class Exchange(Protocol):
-    """Makes one update of what the processes have computed; a trainer has one, for all of its runs.
+    """The protocol of exchanges, which make a common update of the gradients of all processes.
 
-    In a run it is called in this order::
+    A trainer has an exchange for all of its runs. In a run, its methods are called in this order::
 
-        add                         for each part, when all modules are placed
-        for each epoch:
-            start_epoch
-            for each update:
-                for each batch:
-                    start_batch     then the forward pass; before the backward passes of the last batch:
-                    start_last_pass
-                finish              for each part whose optimizer is stepped, before the step
-                end_step            after the step, where there are several parts
-                end_update          or drop_update, where no step is made
-            end_epoch
+        add                         for each part, after all modules are placed for each epoch: start_epoch for each
+        update: for each batch: start_batch     then the forward pass; before the backward passes of the last batch:
+        start_last_pass finish              for each part whose optimizer is stepped, before the step end_step
+        after the step, if there are several parts end_update          or drop_update, if no step is made end_epoch
         close
 
-    Every process calls each method equally often, even one without a sample.
-    Derive from `Alone` to change only some of them.
+    Every process calls each method equally often, even one without a sample. Derive from `Alone` to implement only some
+    of the methods.
     """
 
     @property
     def num_averaged(self) -> int:
-        """The number of processes that a gradient is averaged over; 1 where gradients are added up or stay."""
+        """The number of processes that a gradient is averaged over; 1 if gradients are added up or not exchanged."""
         ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether weights are bit-for-bit identical on any number of processes, as ``reproducible`` requests it.
+        """Whether weights are bit-for-bit identical on any number of processes, as ``reproducible`` requires.
 
-        Then batches are micro-batches that were cut by position, each computed as if it were the only one.
+        Then batches are micro-batches that are divided by position, each computed as if it were the only batch.
         """
         ...
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all processes have the buffers of the models in common; otherwise, each process keeps its own."""
+        """Whether all processes have the same buffers of the models; otherwise, each process keeps its own buffers."""
         ...
 
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
-        """Begin to exchange what a part needs.
+        """Begin to exchange the gradients of a part.
 
         Args:
-            part: What is trained.
+            part: The trained part.
             called: All modules that the steps of the run call, by name.
-            overlaps: Whether each batch has one backward pass, during which gradients may be sent.
+            overlaps: Whether each batch has a single backward pass, during which gradients may be sent.
         """
         ...
 
     def close(self) -> None:
-        """Leave all modules alone, as the run has ended."""
+        """Remove all hooks from modules, because the run has ended."""
         ...
 
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Begin the training of an epoch, and forget an update that was not finished; layers may have been added.
+        """Begin the training of an epoch, and drop an unfinished update; layers may have been added.
 
         Args:
             models: Returns all models of the run, by name.
@@ -109,10 +102,10 @@ class Exchange(Protocol):
         ...
 
     def start_batch(self, place: BatchPlace) -> None:
-        """Begin a batch, after the one before; the first one of an update begins that.
+        """Begin a batch; the first batch begins the update.
 
         Args:
-            place: Its place in the update; perhaps this process has no sample in it.
+            place: The place of the batch in the update; this process may have no sample in it.
         """
         ...
 
@@ -120,17 +113,17 @@ class Exchange(Protocol):
         """Begin the backward passes of the last batch of an update.
 
         Args:
-            part: What it trains.
+            part: The part that it trains.
             overlaps: Whether all processes have such a pass.
         """
         ...
 
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Let parameters have the gradients of the update, and add up the flags of the processes.
+        """Set the gradients of the update in the parameters, and add up the flags of the processes.
 
         Args:
-            part: What is trained.
-            flags: Returns what the other processes must know of this one: numbers of a fixed length.
+            part: The trained part.
+            flags: Returns the flags of this process for the others: a sequence of numbers of a fixed length.
 
         Returns:
             The sums of the flags over the processes, on the device; None on one process.
@@ -138,15 +131,15 @@ class Exchange(Protocol):
         ...
 
     def end_step(self, part: Part) -> None:
-        """End the step of one of several parts: its gradients were used, and others may still be computed.
+        """End the step of a part, when there are several: its gradients were used, and others may still be computed.
 
         Args:
-            part: What was trained.
+            part: The trained part.
         """
         ...
 
     def end_update(self) -> int | None:
-        """End an update, and all steps that are left, before its last event; an overflow in fp16 may have skipped them.
+        """End an update and its remaining steps, before its last event; an overflow in fp16 may have skipped steps.
 
         Returns:
             The weight of values that this process logs from now on; None for the samples of its last batch.
@@ -154,14 +147,14 @@ class Exchange(Protocol):
         ...
 
     def drop_update(self) -> None:
-        """Forget an update that is not made; does nothing between two updates."""
+        """Drop an update that is not made; has no effect between two updates."""
         ...
 
     def average_each_pass(self, part: Part) -> None:
-        """Exchange the gradients of each backward pass from here on, for an epoch that a script has written itself.
+        """Exchange the gradients of each backward pass from now on, for epochs that a script implements itself.
 
         Args:
-            part: What is trained.
+            part: The trained part.
         """
         ...
 
@@ -169,7 +162,7 @@ class Exchange(Protocol):
         """Return whether earlier batches of the update had gradients that the parameters do not show.
 
         Args:
-            part: What is trained.
+            part: The trained part.
         """
         ...
 
@@ -179,18 +172,18 @@ class Exchange(Protocol):
         Called in the first updates of a trainer.
 
         Args:
-            part: What is trained.
+            part: The trained part.
 
         Raises:
-            ConfigurationError: A step has run its own backward pass.
+            ConfigurationError: A step ran its own backward pass.
         """
         ...
 
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
-        """Return a context in which a batch is computed as it will be, as often as one likes, and leaves no buffers.
+        """Return a context in which a batch can be computed repeatedly as in its update, without changing buffers.
 
         Args:
-            place: Its place in the update.
+            place: The place of the batch in the update.
         """
         ...
 
@@ -199,13 +192,13 @@ class Exchange(Protocol):
 
         Args:
             loader: The loader.
-            batches: Its batches, on the device.
-            is_trial: Whether the evaluation is left after the first batches, and nothing is recorded.
+            batches: The batches of the loader, on the device.
+            is_trial: Whether the evaluation ends after the first batches, and does not record metrics.
         """
         ...
 
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return whether an evaluation gives this process no batch in its last step, where others have one.
+        """Return whether this process has no batch in the last step of an evaluation, in which others have a batch.
 
         Args:
             loader: The loader.
@@ -214,7 +207,7 @@ class Exchange(Protocol):
 
 
 class Alone:
-    """Leaves gradients as they are, for one process."""
+    """Does not exchange gradients, for one process; the base class of other exchanges."""
 
     num_averaged: int = 1
     is_exact: bool = False
@@ -239,7 +232,7 @@ class Alone:
         """Do nothing."""
 
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Return None, as there is nobody to tell."""
+        """Return None, because there are no other processes."""
         return None
 
     def end_step(self, part: Part) -> None:
@@ -256,7 +249,7 @@ class Alone:
         """Do nothing."""
 
     def holds_gradients(self, part: Part) -> bool:
-        """Return False: gradients are where the backward pass has put them."""
+        """Return False: gradients are in the parameters."""
         return False
 
     def require_no_gradients(self, part: Part) -> None:
@@ -267,19 +260,19 @@ class Alone:
         return nullcontext()
 
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterable[Any]:
-        """Return the batches as they are."""
+        """Return the batches unchanged."""
         return batches
 
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return False: processes have equally many batches."""
+        """Return False: processes have the same number of batches."""
         return False
 
 
 class _BufferPlaces:
-    """Where modules keep their buffers, found once: a forward pass may put other tensors there.
+    """The places of buffers in modules, found once; a forward pass may assign other tensors.
 
     Args:
-        modules: The modules, as they are. Layers and names of buffers that come later are not found.
+        modules: The modules. Layers and buffers that are added later are not found.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -288,15 +281,15 @@ class _BufferPlaces:
         self._places = [(buffers, name) for buffers in held for name in buffers]
 
     def tensors(self) -> list[Tensor]:
-        """Return what is there now, each tensor once."""
+        """Return the current buffers, each tensor once."""
         there = (buffers.get(name) for buffers, name in self._places)
-        return list({id(one): one for one in there if one is not None}.values())
+        return list({id(buffer): buffer for buffer in there if buffer is not None}.values())
 
 
 class Averaged(Alone):
-    """Averages gradients over the processes during the last backward pass, with the flags behind them.
+    """Averages gradients over the processes during the last backward pass, together with the flags.
 
-    All processes begin each update with the buffers of the first one, such as statistics of batch norm.
+    All processes begin each update with the buffers of the first process, for example statistics of batch norm.
 
     Args:
         accelerator: The accelerator of the trainer.
@@ -326,32 +319,32 @@ class Averaged(Alone):
 
     @override
     def close(self) -> None:
-        """Leave all modules alone."""
+        """Remove all hooks from modules."""
         for exchange in self._exchanges.values():
             exchange.close()
         self._exchanges, self._num_compared, self._buffers = {}, {}, None
 
     @override
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Find the buffers of the models, unless the launcher was told to leave them alone."""
+        """Find the buffers of the models, unless the launcher turns their broadcast off."""
         for exchange in self._exchanges.values():
             exchange.end_update()
         self._buffers = _BufferPlaces(models().values()) if self.shares_buffers else None
 
     @override
     def end_epoch(self) -> None:
-        """From here on, buffers are left alone."""
+        """Stop sharing buffers."""
         self._buffers = None
 
     @override
     def start_batch(self, place: BatchPlace) -> None:
-        """Give all processes the buffers of the first one, once in each update."""
+        """Copy the buffers of the first process to all others, once in each update."""
         if place.starts_group and self._buffers is not None:
             broadcast_tensors(self._buffers.tensors())
 
     @override
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
-        """Begin to send gradients as they come."""
+        """Begin to send gradients as soon as they are computed."""
         self._exchanges[part].open(overlaps=overlaps)
 
     @override
@@ -359,40 +352,40 @@ class Averaged(Alone):
         """Average the gradients, and return the sums of the flags.
 
         Raises:
-            RanksDifferError: The settings of optimizers that see the shards of their process alone have parted.
-            UnsupportedConfigurationError: The weights of the processes have parted before the first update.
+            RanksDifferError: The settings of optimizers that only see the shards of their process differ.
+            UnsupportedConfigurationError: The weights of the processes differ before the first update.
         """
         exchange = self._exchanges[part]
         sums = exchange.finish(flags())
-        if self._num_compared[part] <= _NUM_COMPARED:  # afterwards, as gradients may be under way since the pass
+        if self._num_compared[part] <= _NUM_COMPARED:  # afterwards, because gradients may still be being sent
             self._compare(part, exchange)
         return sums
 
     @override
     def end_step(self, part: Part) -> None:
-        """From here on, gradients of the part stay on their process."""
+        """Stop exchanging the gradients of the part."""
         self._exchanges[part].end_update()
 
     @override
     def drop_update(self) -> None:
-        """From here on, gradients stay on their process."""
+        """Stop exchanging gradients."""
         for exchange in self._exchanges.values():
             exchange.end_update()
 
     @override
     def end_update(self) -> int | None:
-        """From here on, gradients stay on their process."""
+        """Stop exchanging gradients."""
         for exchange in self._exchanges.values():
             exchange.end_update()
         return None
 
     @override
     def average_each_pass(self, part: Part) -> None:
-        """Average at the end of each backward pass."""
+        """Average gradients at the end of each backward pass."""
         self._exchanges[part].average_each_pass()
 
     def _compare(self, part: Part, exchange: GradientExchange) -> None:
-        """Compare weights before the first update, and after the first ones what optimizers make of their shards."""
+        """Compare weights before the first update, and settings of optimizers of shards after the first updates."""
         if self._num_compared[part] == 0:
             _require_same_weights(part.modules, exchange)
         elif part.is_sharded:
@@ -401,14 +394,14 @@ class Averaged(Alone):
 
 
 def _require_same_weights(modules: Mapping[str, nn.Module], exchange: GradientExchange) -> None:
-    """Raise an error for modules that steps have updated before the first exchange of gradients."""
+    """Raise an error for modules that steps updated before the first exchange of gradients."""
     for name, module in modules.items():
-        own = [one.detach().double().square().sum() for one in exchange.parameters_of(module)]
+        own = [parameter.detach().double().square().sum() for parameter in exchange.parameters_of(module)]
         if own and not _same_on_all_processes(torch.stack(own)):
             raise UnsupportedConfigurationError(
-                f"The module {name!r} has drifted apart on the processes before the first update.",
+                f"The module {name!r} differs between the processes before the first update.",
                 given="steps that run a backward pass and their own update, whose gradients are not averaged",
-                do="Add its loss to the one that is returned; for a separate loss and separate updates, use Run.",
+                do="Add its loss to the returned loss; for a separate loss and separate updates, use Run.",
             )
 
 
@@ -418,14 +411,14 @@ def _same_on_all_processes(values: Tensor) -> bool:
 
 
 class Tree(Alone):
-    """Adds up the gradients of micro-batches in a fixed tree, whoever has computed them.
+    """Adds up the gradients of micro-batches in a fixed tree, no matter which process computed them.
 
-    An update is cut into micro-batches by position. Each of them draws from its own RNGs and begins with the buffers
-    from before the update, so that it does not matter who computes them.
+    An update is divided into micro-batches by position. Each of them draws from its own RNGs and begins with the
+    buffers from before the update, so that it does not matter who computes them.
 
     Args:
         accelerator: The accelerator of the trainer.
-        place: Returns the seed of the run and the number of its updates so far, which random numbers follow from.
+        place: Returns the seed of the run and the number of its updates so far, the seeds of random numbers.
     """
 
     is_exact: bool = True
@@ -438,36 +431,36 @@ class Tree(Alone):
         self._trees: dict[Part, GradientTree] = {}
         self._overlaps = False
         self._place_of_batch: BatchPlace | None = None
-        self._samples = 0  # of the batches of the update so far
+        self._samples = 0  # the number of samples of the update so far
 
     @override
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
-        """Begin to add up the gradients of a part, and look after the buffers of all modules that are called."""
+        """Begin to add up the gradients of a part, and to average the buffers of all called modules."""
         self._trees[part] = GradientTree(part.modules.values(), NUM_FLAGS, called=called)
         self._overlaps = overlaps
 
     @override
     def close(self) -> None:
-        """Leave all modules alone."""
+        """Remove all hooks from modules."""
         for tree in self._trees.values():
             tree.close()
         self._trees = {}
 
     @override
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Look again for parameters and buffers."""
+        """Find the parameters and buffers again."""
         for tree in self._trees.values():
             tree.find()
             tree.end_update()
 
     @override
     def end_epoch(self) -> None:
-        """Forget an update that is not made."""
+        """Drop an update that is not made."""
         self.drop_update()
 
     @override
     def start_batch(self, place: BatchPlace) -> None:
-        """Take the gradients of the batch before; seed what is drawn in this one, and put buffers back."""
+        """Collect the gradients of the previous batch, seed the random numbers of this batch, and restore buffers."""
         if place.starts_group:
             self._samples = 0
             for tree in self._trees.values():
@@ -482,7 +475,7 @@ class Tree(Alone):
                 tree.start_batch(overlaps=self._overlaps)
 
     def _end_batch(self) -> None:
-        """Take the gradients of the batch in progress, if there is one."""
+        """Collect the gradients of the batch in progress, if any."""
         place, self._place_of_batch = self._place_of_batch, None
         if place is not None and place.micro_batch is not None:
             for tree in self._trees.values():
@@ -490,7 +483,7 @@ class Tree(Alone):
 
     @override
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Give the parameters the sums of the gradients, and the buffers what follows."""
+        """Set the sums of the gradients in the parameters, and the means in the buffers."""
         self._end_batch()
         if self._is_alone:
             self._trees[part].finish(())
@@ -504,10 +497,10 @@ class Tree(Alone):
 
     @override
     def end_update(self) -> int | None:
-        """Keep the buffers, and seed what is drawn between two updates.
+        """Keep the buffers, and seed the random numbers between two updates.
 
         Returns:
-            On the first process the samples of the update, for which what it logs counts; 0 on the others.
+            On the first process the samples of the update, the weight of its logged values; 0 on the others.
         """
         for tree in self._trees.values():
             tree.end_update()
@@ -516,22 +509,22 @@ class Tree(Alone):
 
     @override
     def drop_update(self) -> None:
-        """Let the buffers be what they were before an update that is not made."""
+        """Restore the buffers from before an update that is not made."""
         self._place_of_batch = None
         for tree in self._trees.values():
             tree.drop_update()
 
     @override
     def holds_gradients(self, part: Part) -> bool:
-        """Return whether the tree has taken some."""
+        """Return whether the tree has collected gradients."""
         return self._trees[part].has_gradients
 
     @override
     def require_no_gradients(self, part: Part) -> None:
-        """Raise an error for gradients of this batch, which the tree would weigh together with the trainer's.
+        """Raise an error for gradients of this batch, which the tree would scale together with the trainer's.
 
         Raises:
-            ConfigurationError: A step has run its own backward pass.
+            ConfigurationError: A step ran its own backward pass.
         """
         if part.has_gradients():
             raise own_backward_pass()
@@ -539,7 +532,7 @@ class Tree(Alone):
     @override
     @contextmanager
     def repeating(self, place: BatchPlace) -> Generator[None]:
-        """Seed what the batch draws, and put the buffers back afterwards."""
+        """Seed the random numbers of a batch, and restore the buffers afterwards."""
         for tree in self._trees.values():
             tree.save_buffers()
         self._seed(place.micro_batch or 0)
@@ -549,7 +542,7 @@ class Tree(Alone):
 
     @override
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterator[Any]:
-        """Iterate over the batches; what each draws follows from its position, and each begins with the same buffers.
+        """Iterate over the batches, each with random numbers from its position and with the same buffers.
 
         Raises:
             ConfigurationError: The loader is limited, or has its own order.
@@ -577,7 +570,7 @@ class Tree(Alone):
 def create_exchange(
     accelerator: _accelerate.AcceleratorLike, place: Callable[[], tuple[int, int]], *, reproducible: bool
 ) -> Exchange:
-    """Return the exchange of a trainer as it was requested and launched.
+    """Return the default exchange of a trainer for its arguments and number of processes.
 
     Args:
         accelerator: The accelerator of the trainer.
@@ -590,46 +583,46 @@ def create_exchange(
 
 
 def check_exchange(exchange: object, *, reproducible: bool) -> None:
-    """Raise an error for anything that a trainer cannot use as its exchange.
+    """Raise an error for an object that a trainer cannot use as its exchange.
 
     Args:
-        exchange: What ``create_exchange`` has returned.
+        exchange: The result of ``create_exchange``.
         reproducible: Whether reproducible runs were requested.
 
     Raises:
-        ArgumentTypeError: It is a class, None, or an object without some of the methods.
-        UnsupportedConfigurationError: It makes no reproducible runs, and they were requested.
+        ArgumentTypeError: The result is a class, None, or an object without some of the methods.
+        UnsupportedConfigurationError: Reproducible runs were requested, but the exchange does not support them.
     """
     missing = [name for name in vars(Exchange) if not name.startswith("_") and not hasattr(exchange, name)]
     if missing or isinstance(exchange, type):
         given = f"the class {exchange.__name__}" if isinstance(exchange, type) else type(exchange).__name__
         raise ArgumentTypeError(
-            "create_exchange has returned no exchange.",
+            "create_exchange did not return an exchange.",
             given=f"{given}, without {', '.join(missing)}" if missing and exchange is not None else given,
             do="Return an instance of a class that derives from pa_core.engine.exchange.Alone, which has all methods.",
         )
     if reproducible and not cast("Exchange", exchange).is_exact:
         raise UnsupportedConfigurationError(
-            "The exchange of this trainer makes no reproducible runs.",
+            "The exchange of this trainer does not support reproducible runs.",
             given=f"{type(exchange).__name__}, whose is_exact is False",
             do="Leave reproducible out.",
         )
 
 
 def require_between_steps(exchange: Exchange, what: str, *, is_in_step: bool) -> None:
-    """Raise an error within a step of a reproducible run, as not all processes have as many steps.
+    """Raise an error within a step of a reproducible run, because processes have different numbers of steps.
 
     Args:
         exchange: The exchange of the run.
-        what: What was called.
+        what: The name of the call.
         is_in_step: Whether a step is in progress.
 
     Raises:
-        ConfigurationError: One is.
+        ConfigurationError: A step is in progress.
     """
     if exchange.is_exact and is_in_step:
         raise ConfigurationError(
-            f"{what} within a step of a reproducible run, where not all processes have as many steps, and which "
-            "samples it would see follows their number.",
+            f"{what} was called within a step of a reproducible run. Processes have different numbers of steps, so "
+            "its samples would depend on their number.",
             do="Call it between two updates, or log the mean of each batch with log(name, value).",
         )

@@ -1,4 +1,4 @@
-"""A digest that shows whether the results of two runs are bit-for-bit identical."""
+"""A digest of the results of a run, to compare runs bit for bit."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ def fingerprint(run: ResumableRun, *, shares_buffers: bool, requires_same_buffer
 
     Args:
         run: The run.
-        shares_buffers: Whether all processes have the buffers of the models in common: rank zero's, as in
-            training states.
+        shares_buffers: Whether all processes have the same buffers of the models: rank zero's, as in training states.
         requires_same_buffers: Whether the buffers must be the same already, on all processes.
 
     Raises:
-        RanksDifferError: One of them is not the same on all processes.
+        RanksDifferError: The results are not the same on all processes.
     """
     if shares_buffers and not requires_same_buffers:
         for model in run.named_models().values():
             broadcast_buffers(model)
     own = {} if requires_same_buffers else digests_of_own_buffers(run, shares_buffers=shares_buffers)
     modules = {**run.named_models(), **run.untrained_modules(), **_weighted(run.loss_func)}
-    optimizers = {name: gather_state(one.state_dict(), keep=True) for name, one in run.named_optimizers().items()}
+    optimizers = {
+        name: gather_state(optimizer.state_dict(), keep=True) for name, optimizer in run.named_optimizers().items()
+    }
     metrics = _metrics(run.run_history)
     parts = {
         "weights": digest_of_weights(modules, without=own),
         "optimizers": _digest(optimizers),
-        "schedulers": _digest({name: one.state_dict() for name, one in run.named_schedulers().items()}),
+        "schedulers": _digest({name: scheduler.state_dict() for name, scheduler in run.named_schedulers().items()}),
         "metrics": _digest(metrics),
     }
     if own:
         parts["buffers of each process"] = _digest(dict(sorted(own.items())))
     by_name = {f"the metric {name}": f"{_digest(values)[:8]}, last {_last(values)}" for name, values in metrics.items()}
-    require_same({**by_name, **{name: one for name, one in parts.items() if name != "metrics"}})
+    require_same({**by_name, **{name: digest for name, digest in parts.items() if name != "metrics"}})
     return _digest(parts)[:16]
 
 
 def _weighted(loss_func: object) -> dict[str, nn.Module]:
-    """The loss function by its name in training states, if it is a module with weights."""
+    """Return the loss function by its name in training states, if it is a module with weights."""
     is_weighted = isinstance(loss_func, nn.Module) and any(True for _ in loss_func.parameters())
     return {"loss_func": loss_func} if is_weighted and isinstance(loss_func, nn.Module) else {}
 
 
 def _metrics(history: RunHistory) -> dict[str, list[Any]]:
-    """The values of each metric; numbers are Python's, as after a resume."""
+    """Return the values of each metric, with Python numbers, as after a resume."""
     return {
         name: [value if (number := as_number(value)) is None else number for value in history.get_metric_values(name)]
         for name in sorted(history.get_metric_names())
@@ -77,12 +78,12 @@ def _digest(value: object) -> str:
 
 
 def _pieces(value: Any) -> Iterator[bytes | memoryview]:
-    """What tells a value from every other: of containers what is in them, of objects without values the class."""
+    """Yield the content that identifies a value: the items of containers, the class of opaque objects."""
     if isinstance(value, Mapping):
         value = [*cast("Mapping[object, object]", value).items()]
     elif isinstance(value, set):
         value = sorted(cast("set[object]", value), key=repr)
-    elif hasattr(value, "tolist") and not isinstance(value, Tensor):  # of numpy, which need not be there
+    elif hasattr(value, "tolist") and not isinstance(value, Tensor):  # an array of numpy, which may not be installed
         value = value.tolist()
     if isinstance(value, list | tuple):
         entries = cast("list[object]", value)

@@ -1,4 +1,4 @@
-"""What a script does that the run does, too: looked at in the first updates of a run, and at the end of epochs."""
+"""Detecting steps of a script that the run also makes, in the first updates of a run and at the end of epochs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pa_core.steps.default_step import own_backward_pass
 from pa_core.training_state.progress import Progress
 
 NUM_FIRST_UPDATES = 2
-"""What happens between two steps shows in the second of them."""
+"""The number of updates that are checked: changes between two steps show in the second."""
 
 
 class SchedulerPositions:
-    """Finds schedulers that were stepped by somebody else than the run.
+    """Detects schedulers that the script steps in addition to the run.
 
     Args:
-        schedulers: The schedulers that the run steps, by name. Schedulers of torch tell how often they were stepped.
-        count: How often the run has stepped them so far.
+        schedulers: The schedulers that the run steps, by name. Schedulers of torch count their steps.
+        count: The number of steps by the run so far.
 
     Example:
         >>> import torch
@@ -43,18 +43,22 @@ class SchedulerPositions:
     """
 
     def __init__(self, schedulers: Mapping[str, Any], count: int) -> None:
-        self._before = {name: (one, int(one.last_epoch)) for name, one in schedulers.items() if _counts_steps(one)}
+        self._before = {
+            name: (scheduler, int(scheduler.last_epoch))
+            for name, scheduler in schedulers.items()
+            if _counts_steps(scheduler)
+        }
         self._count = count
 
     def require(self, count: int, when: str) -> None:
-        """Raise an error for a scheduler that was stepped more often than by the run.
+        """Raise an error for a scheduler that the script stepped, too.
 
         Args:
-            count: How often the run has stepped them.
+            count: The number of steps by the run.
             when: When the run steps them, for the message.
 
         Raises:
-            ConfigurationError: There is one.
+            ConfigurationError: The script stepped a scheduler.
         """
         for name, (scheduler, before) in self._before.items():
             steps, own = int(scheduler.last_epoch) - before, count - self._count
@@ -68,48 +72,52 @@ class SchedulerPositions:
 
 
 def _counts_steps(scheduler: object) -> bool:
-    """Whether it is one of torch's, or has the ``step`` of one: others may count anything."""
+    """Whether a scheduler has the ``step`` of a class of torch: others may count differently."""
     step = getattr(type(scheduler), "step", None)
     return getattr(step, "__module__", "") == "torch.optim.lr_scheduler" and hasattr(scheduler, "last_epoch")
 
 
 class EarlierGradients:
-    """Gradients of earlier batches of an update, which nobody may set to zeros before its step.
+    """Detects gradients of earlier batches of an update that the script set to zeros before its step.
 
-    Their values are read only if somebody has changed all of them in place.
+    Their values are read only if all of them were changed in place.
 
     Example:
         >>> weight = torch.ones(1, requires_grad=True)
         >>> weight.square().sum().backward()
         >>> earlier = EarlierGradients()
-        >>> earlier.note([weight])
+        >>> earlier.record([weight])
         >>> torch.optim.SGD([weight]).zero_grad(set_to_none=False)
         >>> earlier.are_zeros()
         True
     """
 
     def __init__(self) -> None:
-        self._noted: list[tuple[torch.Tensor, int, torch.Tensor]] = []  # with versions, and whether any was not zero
+        self._recorded: list[tuple[torch.Tensor, int, torch.Tensor]] = []  # with versions, and whether any was not 0
 
-    def note(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Note the gradients after a backward pass.
+    def record(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Record the gradients after a backward pass.
 
         Args:
-            parameters: What they belong to.
+            parameters: The parameters of the gradients.
         """
-        gradients = [one.grad for one in parameters if one.grad is not None]
-        self._noted = [(one, version_of(one), _values(one).any()) for one in gradients if not is_sharded(one)]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self._recorded = [
+            (gradient, version_of(gradient), _values(gradient).any())
+            for gradient in gradients
+            if not is_sharded(gradient)
+        ]
 
     def forget(self) -> None:
-        """Let go of the gradients, as they are stepped with."""
-        self._noted = []
+        """Drop the gradients, because a step uses them."""
+        self._recorded = []
 
     def are_zeros(self) -> bool:
-        """Whether all of them were changed since, to zeros."""
-        if not self._noted or any(version_of(one) == before for one, before, _ in self._noted):
+        """Whether all gradients were changed to zeros since."""
+        if not self._recorded or any(version_of(gradient) == before for gradient, before, _ in self._recorded):
             return False
-        return any(had_others for *_, had_others in self._noted) and not any(
-            _values(one).any() for one, *_ in self._noted
+        return any(had_others for *_, had_others in self._recorded) and not any(
+            _values(gradient).any() for gradient, *_ in self._recorded
         )
 
 
@@ -118,14 +126,14 @@ def _values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class FirstUpdates:
-    """Looks at what the steps of a trainer do to gradients and optimizers in the first updates of a run.
+    """Checks the effects of steps on gradients and optimizers in the first updates of a trainer's run.
 
     Args:
-        part: What is trained.
-        exchange: What exchanges its gradients.
-        optimizers: The optimizers that must not be stepped between two updates; empty where the script has its own
-            way to step them.
-        looks_at_gradients: Whether the backward pass is the trainer's own.
+        part: The trained part.
+        exchange: The exchange of its gradients.
+        optimizers: The optimizers that must not be stepped between two updates; empty if the script has its own way to
+            step them.
+        looks_at_gradients: Whether only the trainer makes backward passes.
     """
 
     def __init__(
@@ -140,55 +148,63 @@ class FirstUpdates:
         self._earlier = EarlierGradients()
         self._is_in_update = False
         self._hooks: list[RemovableHandle] = [
-            one.register_step_pre_hook(self._require_own_step) for one in optimizers if calls_step_hooks(one)
+            optimizer.register_step_pre_hook(self._require_own_step)
+            for optimizer in optimizers
+            if calls_step_hooks(optimizer)
         ]
 
     def before_backward(self) -> None:
-        """Note the gradients of a step that has run its own backward pass.
+        """Record the gradients of a step that ran its own backward pass.
 
         Raises:
-            ConfigurationError: A step has cleared gradients, or has run a backward pass in a reproducible run.
+            ConfigurationError: A step cleared gradients, or ran a backward pass in a reproducible run.
         """
         if not self._looks_at_gradients:
             return
         has_gradients = self._finds_gradients()
         self._exchange.require_no_gradients(self._part)
         if has_gradients and not self._has_gradients:
-            self._of_step = [(one, one.grad.clone()) for one in self._part.parameters() if one.grad is not None]
+            self._of_step = [
+                (parameter, parameter.grad.clone())
+                for parameter in self._part.parameters()
+                if parameter.grad is not None
+            ]
         if self._has_gradients and (not has_gradients or self._earlier.are_zeros()):
             raise ConfigurationError(
-                "A step has cleared the gradients of earlier batches of its update.",
+                "A step cleared the gradients of earlier batches of its update.",
                 given="no gradients, or zeros, in the middle of an update of several batches",
                 do="Remove zero_grad() from steps and callbacks: the trainer clears gradients after each update.",
             )
 
     def after_backward(self) -> None:
-        """Note whether there are gradients.
+        """Record whether there are gradients.
 
         Raises:
-            ConfigurationError: A step has run a backward pass through the loss that it has returned.
+            ConfigurationError: A step ran a backward pass through the loss that it returned.
         """
         of_step, self._of_step = self._of_step, []
-        if of_step and all(one.grad is not None and torch.equal(one.grad, 2 * by_step) for one, by_step in of_step):
+        if of_step and all(
+            parameter.grad is not None and torch.equal(parameter.grad, 2 * by_step) for parameter, by_step in of_step
+        ):
             raise own_backward_pass()
         self._has_gradients = self._finds_gradients()
         if self._has_gradients:
-            self._earlier.note(self._part.parameters())
+            self._earlier.record(self._part.parameters())
 
     def begin_update(self) -> None:
-        """From here on, the run steps the optimizers."""
+        """Allow steps of the optimizers, which the run makes now."""
         self._is_in_update = True
 
     def end_update(self) -> bool:
-        """Note the end of an update; return whether there is another one to look at."""
+        """End an update, and return whether to check another update."""
         self._is_in_update = False
         self._earlier.forget()
-        self._has_gradients = self._looks_at_gradients and self._part.has_gradients()  # those of the exchange are used
+        self._has_gradients = self._looks_at_gradients and self._part.has_gradients()  # the exchange's are used
         self._updates_left -= 1
         return self._updates_left > 0
 
     def close(self) -> None:
-        """Leave the optimizers alone."""
+        """Remove the hooks from the optimizers."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -200,23 +216,23 @@ class FirstUpdates:
     def _require_own_step(self, *_arguments: object) -> None:
         if not self._is_in_update:
             raise ConfigurationError(
-                "A step or a callback has called optimizer.step(), which the trainer calls. Remove it: the trainer "
-                "agrees, clips, steps and clears after the last batch of an update. To step in another way, override "
+                "A step or a callback called optimizer.step(), which the trainer calls. Remove it: the trainer "
+                "clips, steps and clears gradients after the last batch of an update. To step differently, override "
                 "optimizer_step()."
             )
 
 
 class OwnSteps:
-    """Finds backward passes, steps and cleared gradients of a script that the run itself makes.
+    """Detects backward passes, steps and clearing of gradients by a script, which the run itself does.
 
     Args:
         trainer: The trainer.
-        setup: What the trainer is made with.
-        parts: What the run trains, by the name of the optimizer.
-        progress: How far the run has come.
+        setup: The setup of the trainer.
+        parts: The trained parts of the run, by the name of the optimizer.
+        progress: The position of the run.
 
     Attributes:
-        first_updates: What looks at the steps of a trainer in the first updates of a run; None later.
+        first_updates: The checks of the first updates of a trainer's run; None later.
     """
 
     def __init__(self, trainer: AnyTrainer, setup: Setup, parts: Mapping[str, Part], progress: Progress) -> None:
@@ -226,18 +242,18 @@ class OwnSteps:
         self._positions: SchedulerPositions | None = None
 
     def start_run(self, contexts: ExitStack) -> None:
-        """Leave the optimizers alone when the run ends, in whichever way.
+        """Remove the hooks from optimizers when the run ends.
 
         Args:
-            contexts: What ends with the run.
+            contexts: The contexts that end with the run.
         """
         contexts.callback(self.stop)
 
     def start_epoch(self, stepping: SchedulerStepping) -> None:
-        """Look at the updates that follow, if they are the first ones of the run.
+        """Check the next updates, if they are the first updates of the run.
 
         Args:
-            stepping: How the run steps schedulers.
+            stepping: When the run steps schedulers.
         """
         if self._positions is not None:
             return
@@ -247,32 +263,32 @@ class OwnSteps:
             self.first_updates = FirstUpdates(
                 part, self._exchange, optimizers, looks_at_gradients=self._hooks.looks_at_gradients
             )
-        self.note_positions(stepping)
+        self.record_positions(stepping)
 
     def stop(self) -> None:
-        """Look at no further updates."""
+        """Stop checking updates."""
         if self.first_updates is not None:
             self.first_updates.close()
         self.first_updates = None
 
-    def note_positions(self, stepping: SchedulerStepping) -> None:
-        """Note where schedulers are, and how often the run has stepped them; of several optimizers nobody knows.
+    def record_positions(self, stepping: SchedulerStepping) -> None:
+        """Record the positions of schedulers and the number of steps by the run, with a single optimizer.
 
         Args:
-            stepping: How the run steps schedulers.
+            stepping: When the run steps schedulers.
         """
         own = dict(self._trainer.named_schedulers()) if len(self._parts) == 1 else {}
         own.pop("scheduler" if self._hooks.steps_scheduler_itself else "", None)
         self._positions = SchedulerPositions(own, stepping.count(self._progress.updates, 0))
 
     def require_positions(self, stepping: SchedulerStepping) -> None:
-        """Raise an error for a scheduler that was stepped more often than by the run.
+        """Raise an error for a scheduler that the script stepped, too.
 
         Args:
-            stepping: How the run steps schedulers.
+            stepping: When the run steps schedulers.
 
         Raises:
-            ConfigurationError: There is one.
+            ConfigurationError: The script stepped a scheduler.
         """
         if self._positions is not None:
             self._positions.require(stepping.count(self._progress.updates, 0), str(stepping))

@@ -324,7 +324,7 @@ class Session(RunState):
                 else:
                     for part in self.parts.values():
                         self.step_schedulers(part)
-        self.own_steps.note_positions(self.arguments.stepping)
+        self.own_steps.record_positions(self.arguments.stepping)
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         self.progress.epoch_under_way = None
