@@ -125,7 +125,7 @@ def test_what_has_changed_is_stored_and_put_back(place: str) -> None:
     resumed = Script()
     losses, before = resumed.losses, resumed.nested
     resumed.name = "another name"
-    assert ScriptState.restore({"script": resumed}, stored=stored) == []
+    assert ScriptState.restore(stored, {"script": resumed}) == []
     assert content_of(resumed) == content_of(script) | {"name": "another name"}
     assert resumed.losses is losses
     assert resumed.nested is before
@@ -139,7 +139,7 @@ def test_what_is_stored_is_what_it_was_then() -> None:
     stored = state.changes({"script": script}).stored
     script.losses.append(7.0)
     resumed = Script()
-    ScriptState.restore({"script": resumed}, stored=stored)
+    ScriptState.restore(stored, {"script": resumed})
     assert [*resumed.losses] == [0.5, 0.25]
 
 
@@ -197,7 +197,7 @@ def test_what_has_no_place_any_more_is_named() -> None:
     script.rng.random()
     stored = state.changes(roots).stored
     resumed = SimpleNamespace(step=0, rng=np.random.default_rng(0))
-    assert ScriptState.restore({"script": resumed}, stored=stored) == ["script.rng"]
+    assert ScriptState.restore(stored, {"script": resumed}) == ["script.rng"]
     assert resumed.step == 1
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -214,6 +215,16 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if tensor.device.type != device_type:  # offloaded to the host, where the backend may not exchange it
         tensor = cast("DTensor", tensor.to(device_type))
     return tensor.full_tensor()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the values of a tensor on any device and in any layout as bytes.
+
+    Args:
+        tensor: A tensor without a graph.
+    """
+    flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))  # strides of dimensions of one element vary
+    return flat.view(torch.uint8).numpy().data
 
 
 def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:

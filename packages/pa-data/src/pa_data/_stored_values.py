@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from pa_data._state_marks import is_array, is_generator, is_plain
 from pa_data.state_search import Found
 
 __all__ = ["StoredValue", "place_of_owner"]
@@ -59,7 +60,7 @@ class StoredValue(NamedTuple):
         """
         present = None if found is None else found.value
         if self.kind == "generator":
-            return found is not None and found.is_generator and _set_state(found, self.value)
+            return found is not None and is_generator(found.value) and _set_state(found, self.value)
         if self.kind == "enum":
             kind: Any = type(present)
             return isinstance(present, Enum) and self.value in kind.__members__ and self._set(owner, kind[self.value])
@@ -106,17 +107,17 @@ def _pack(found: Found) -> tuple[str, Any] | None:
     packed: tuple[str, Any] | None = None
     if isinstance(value, Enum):
         packed = "enum", value.name
-    elif found.is_generator:
+    elif is_generator(value):
         packed = "generator", copy.deepcopy(found.generator_state)
     elif isinstance(value, itertools.count):
         packed = "count", [*ast.literal_eval(repr(cast("object", value)).removeprefix("count").replace(")", ",)"))]
-    elif found.is_array:
+    elif is_array(value):
         if value.size <= _MOST_NUMBERS and not value.dtype.hasobject:
             packed = "number" if value.shape == () else "array", copy.deepcopy(value[...])
     elif isinstance(value, Tensor):
         if _is_small(value):
             packed = "tensor", value.detach().to("cpu", copy=True)
-    elif found.is_plain:
+    elif is_plain(value):
         packed = _pack_plain(value)
     return packed
 

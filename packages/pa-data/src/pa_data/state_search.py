@@ -95,31 +95,6 @@ class Found(NamedTuple):
     value: object
 
     @property
-    def is_single(self) -> bool:
-        """Whether the value is plain, and not a container."""
-        return type(self.value) in PLAIN
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the value is plain, or a container of nothing but plain values, not too many of them."""
-        return is_plain(self.value)
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the value is an array or a number of NumPy's."""
-        return is_array(self.value)
-
-    @property
-    def is_generator(self) -> bool:
-        """Whether the value is a random number generator of torch, NumPy or Python."""
-        return is_generator(self.value)
-
-    @property
-    def mark(self) -> object:
-        """What equals the mark of the same value, as long as that has not changed."""
-        return mark_of(self.value)
-
-    @property
     def generator_state(self) -> Any:
         """The state of the value, which is a generator."""
         return state_of(self.value)
@@ -131,10 +106,6 @@ class Found(NamedTuple):
             state: What ``generator_state`` of one of the same kind was.
         """
         set_state_of(self.value, state)
-
-    def attributes_of_owner(self) -> dict[str, object]:
-        """Return the attributes of the object that holds the value; properties are not among them."""
-        return attributes_of(self.owner)
 
 
 _Follows: TypeAlias = Callable[[str | None], bool]

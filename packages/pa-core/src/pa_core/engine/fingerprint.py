@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from pa_core._tensors import bytes_of
 from pa_core.distributed import broadcast_buffers
-from pa_core.engine.rank_checks import bytes_of, digest_of_weights
+from pa_core.engine.rank_checks import digest_of_weights
 from pa_core.sharding.sharded_states import gather_state
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_values import as_number

@@ -10,11 +10,10 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from pa_core import _accelerate
-from pa_core._tensors import parameters_of_module
+from pa_core._tensors import bytes_of, parameters_of_module
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
 from pa_core.data.data_arguments import DataArgument
 from pa_core.data.split_sampler import split_sampler
@@ -86,16 +85,6 @@ def digest_of_weights(models: Mapping[str, nn.Module], *, without: Collection[st
                 whole.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 whole.update(bytes_of(tensor))
     return whole.hexdigest()
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the values of a tensor on any device and in any layout as bytes.
-
-    Args:
-        tensor: A tensor without a graph.
-    """
-    flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))  # strides of dimensions of one element vary
-    return flat.view(torch.uint8).numpy().data
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:

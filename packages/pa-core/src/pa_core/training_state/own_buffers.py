@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pa_checkpoint import StoredTensor
 from pa_core import distributed
-from pa_core._tensors import is_sharded, parameters_of, parameters_of_module
+from pa_core._tensors import bytes_of, is_sharded, parameters_of, parameters_of_module
 from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.training_state.script_state import shown_places
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
@@ -127,8 +127,7 @@ def _compare(tensors: Mapping[str, Tensor], digest: Callable[[Tensor], _T]) -> d
 
 
 def _digest(tensor: Tensor) -> str:
-    values = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(values.data).hexdigest()
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
 def _buffers(run: ResumableRun, *, of_models: bool) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def restore_script_state(run: ResumableRun, registered: Sequence[object], stored
     Returns:
         The places that this run does not have, though it has the object in which they were.
     """
-    return ScriptState.restore(*_objects(run, registered), stored=stored)
+    return ScriptState.restore(stored, *_objects(run, registered))
 
 
 def _objects(run: ResumableRun, registered: Sequence[object]) -> _Objects:
