@@ -66,7 +66,7 @@ def test_a_state_is_of_the_chosen_batches() -> None:
 @pytest.mark.parametrize("batches", [[], [3], [-1], [2, 0]])
 def test_what_is_no_batch_is_refused(batches: list[int]) -> None:
     """So is a shorter batch that is not the last one."""
-    with pytest.raises(DataError, match="0 to 2, of which 2 is shorter"):
+    with pytest.raises(DataError, match="0 to 2, and batch 2 is shorter"):
         KeyedDataLoader(Noise(), SIZE, batches=batches)
     whole = TensorDataset(torch.arange(8))
     assert [batch[0].tolist() for batch in KeyedDataLoader(whole, SIZE, batches=[1, 0])] == [[4, 5, 6, 7], [0, 1, 2, 3]]

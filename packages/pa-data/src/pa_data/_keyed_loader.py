@@ -115,15 +115,15 @@ def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_or
 
 
 class ChosenBatches(Order, EpochOrder):
-    """Some batches of a dataset, one after the other: an order, and each epoch of it.
+    """Selects some batches of a dataset: an order, and each epoch of it.
 
     Args:
         numbers: The numbers of the batches.
-        size: The number of samples of each batch but perhaps the last one of the dataset.
+        size: The number of samples of each batch, except for the last batch of the dataset.
         num_samples: The number of samples of the dataset.
 
     Raises:
-        DataError: There is no such batch, or a shorter one is not the last one.
+        DataError: A number is out of range, or a shorter batch does not come last.
 
     Example:
         >>> ChosenBatches([0, 2], size=4, num_samples=10).indices(2, 6).tolist()
@@ -140,7 +140,7 @@ class ChosenBatches(Order, EpochOrder):
         if not numbers or min(numbers) < 0 or max(numbers) > last or (is_short and last in numbers[:-1]):
             raise DataError(
                 f"Batches are chosen by their numbers, 0 to {last}"
-                f"{f', of which {last} is shorter and comes last' * is_short}. Got batches={[*numbers]!r:.60}."
+                f"{f', and batch {last} is shorter and comes last' * is_short}. Got batches={[*numbers]!r:.60}."
             )
         of_last = min(size, num_samples - numbers[-1] * size)
         EpochOrder.__init__(self, (len(numbers) - 1) * size + of_last, seed=0, epoch=0)
@@ -199,9 +199,9 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
         fixed_batches: Makes the same batches, of at most ``batch_size`` samples, on any number of processes. Training
             cuts updates as `UpdateSplit` does, and an evaluation deals its batches in turn.
-        batches: The numbers of the batches to load, in this order; None for all. What is drawn for their samples is
-            what is drawn in an epoch of all. If the last batch of the dataset is among them and shorter than the
-            others, it comes last.
+        batches: The numbers of the batches to load, in this order; None loads all batches. Use it to continue a job
+            that was interrupted, such as predictions. The samples of a dataset with indices get the same random numbers
+            as in an epoch of all batches. A last batch that is shorter than the others must come last.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
