@@ -1,7 +1,7 @@
-"""What you do every day, in the environment of `python3 do.py dev`, which need not be active.
+"""The commands of every day, in the environment of `python3 do.py dev`, which need not be active.
 
 python3 do.py dev               make the environment, .nox/dev
-python3 do.py fix               mend style and format
+python3 do.py fix               correct style and format
 python3 do.py check             style, imports, spelling, and the types of what you have changed since main
 python3 do.py test [PATH ...]   the tests of modules, files or folders; by default, of what you have changed since main
 python3 do.py docs              build and check the documentation
@@ -17,11 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 DEV = ROOT / ".nox" / "dev" / ("Scripts" if os.name == "nt" else "bin")
 FEW = 4
-"""So many files of tests take longer in several processes than in one."""
+"""Up to this number of test files, a single process is faster than several."""
 
 
 def main(verb: str = "", *arguments: str) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the command of the command line; return the exit status."""
     verbs = {"dev": dev, "fix": fix, "check": check, "test": test, "docs": docs}
     if verb not in verbs or (arguments and verb != "test"):
         if verb:
@@ -40,12 +40,12 @@ def dev() -> int:
 
 
 def fix() -> int:
-    """Mend style and format."""
+    """Correct style and format."""
     return run("ruff", "check", "--fix") | run("ruff", "format")
 
 
 def check() -> int:
-    """Check style, imports, spelling, and the types of what has changed."""
+    """Check style, imports, spelling, and the types of changed files."""
     status = run("ruff", "check") | run("ruff", "format", "--check") | run("lint-imports", "--no-logo") | run("typos")
     if files := [str(path) for path in changed() if path.suffix == ".py"]:
         status |= run("dmypy", "run", "--", *files) | run("pyright", *files)
@@ -53,7 +53,7 @@ def check() -> int:
 
 
 def test(*paths: str) -> int:
-    """Run the tests of modules, files or folders, or of what has changed."""
+    """Run the tests of modules, files or folders, or of all changed files."""
     command = [str(DEV / "python"), "tools/modules.py", *(paths or map(str, changed()))]
     found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True) if command[2:] else None
     files = found.stdout.split() if found else []
@@ -70,7 +70,7 @@ def docs() -> int:
 
 
 def changed() -> list[Path]:
-    """The files that differ from where this branch left main, and those that git does not know yet."""
+    """Return the files that differ from main, and new files that git does not track yet."""
     main_branch = next(
         (name for name in ("main", "origin/main") if git("rev-parse", "--verify", "--quiet", name)), "HEAD"
     )
@@ -82,7 +82,7 @@ def changed() -> list[Path]:
 
 
 def git(*arguments: str) -> list[str]:
-    """The lines that git prints."""
+    """Return the lines that git prints."""
     return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout.split(
         "\n"
     )[:-1]

@@ -1,8 +1,8 @@
-"""Everything that is checked, in one file.
+"""All checks, as sessions of nox.
 
-On a machine that has nothing but Python 3.11 or newer, `python3 noxfile.py` runs all of it and
-`python3 noxfile.py -s quickstart` trains the example; where nox is at hand, `nox` and `nox -s quickstart`
-are the same. `nox -l` lists the sessions. What they install and build goes to `.nox/` and nowhere else.
+On a machine that has nothing but Python 3.11 or newer, `python3 noxfile.py` runs all of them and
+`python3 noxfile.py -s quickstart` trains the example; if nox is installed, `nox` and `nox -s quickstart`
+do the same. `nox -l` lists the sessions. They only write to `.nox/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDED_NOX = ">=2025.2.9"
 
 
 def start_nox() -> NoReturn:
-    """Become nox, with the arguments of this command line, in an environment that is made for it the first time."""
+    """Replace this process by nox, with the same arguments, in an environment that is made for it the first time."""
     folder = ROOT / ".nox" / f"bootstrap-{platform.python_version()}"
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     command = [python, "-m", "nox", "--noxfile", __file__]
@@ -36,7 +36,7 @@ def start_nox() -> NoReturn:
         venv.create(folder, clear=True, symlinks=os.name != "nt", with_pip=True)
         pip_install = [python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip_install, f"nox{NEEDED_NOX}"], check=True)
-        # It fills the environments in a tenth of the time; where there is none for this machine, pip does.
+        # uv fills the environments in a tenth of the time; pip does it where uv is not available.
         subprocess.run([*pip_install, "uv"], check=False)
     os.execv(python, [*command, *sys.argv[1:]])
 
@@ -50,7 +50,7 @@ from nox.project import dependency_groups, load_toml  # noqa: E402 - as above
 
 
 def pip_settings_for_uv() -> dict[str, str]:
-    """Where pip finds packages on this machine, in the words of uv, which reads none of pip's settings."""
+    """Return the settings of pip on this machine as settings of uv, which does not read them."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found: list[tuple[str, str]] = re.findall(r"^(?:global|:env:)\.([a-z-]+)='(.*)'", listed, flags=re.MULTILINE)
@@ -58,14 +58,18 @@ def pip_settings_for_uv() -> dict[str, str]:
     names = {"cert": "SSL_CERT_FILE", "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX"}
     names["find-links"] = "UV_FIND_LINKS"
     in_words_of_uv = {names[name]: value for name, value in settings.items() if name in names}
-    return {"UV_INDEX_STRATEGY": "unsafe-best-match", **in_words_of_uv, **os.environ}  # pip takes the best of all
+    return {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        **in_words_of_uv,
+        **os.environ,
+    }  # pip takes the best version of all indexes
 
 
 nox.needs_version = NEEDED_NOX
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "import_rules", "build", "types", "tests", "examples", "docs"]
-# Another Python makes environments anew; most of torch is never imported, and what is starts slowly without bytecode.
+# Another Python needs new environments. Most of torch is never imported; the rest starts slowly without bytecode.
 os.environ |= {"NOX_ENABLE_STALENESS_CHECK": "1", "PIP_NO_COMPILE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 os.environ |= pip_settings_for_uv()
 
@@ -76,7 +80,7 @@ TOOLS = load_toml(ROOT / "pyproject.toml")
 TESTS = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/tests")]
 PROJECTS = {path.parent.name: load_toml(path) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))}
 OURS = {**{name: [name] for name in PROJECTS}, "together": list(PROJECTS)}
-"""What each row of the matrix tests."""
+"""The tested distributions of each row of the matrix."""
 OF_NONE = ["tests/repository", "tests/docs", "tests/crashes"]
 """Tests that belong to no distribution."""
 AT_A_TIME = "--numprocesses=auto --dist=worksteal"  # as many tests as the machine has cores
@@ -87,15 +91,15 @@ SOURCES = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in ROOT.glob("pa
 BUILT, SITE = {"TYPED_WHEELS": str(ROOT / WHEELS)}, {"BUILT_SITE": str(ROOT / OUT / "site")}
 
 CELLS = {"one_process": (1, CPU), "two_ranks": (2, CPU), "bf16": (1, CPU | BF16), "two_ranks_bf16": (2, CPU | BF16)}
-"""Ways to run tests: how many ranks, and which variables. `tests/cells.py` has every run prove what it is."""
+"""Ways to run tests: the number of ranks, and variables. `tests/cells.py` makes every run prove its cell."""
 SHORT_MATRIX = [*((name, "one_process") for name in PROJECTS), *(("together", cell) for cell in list(CELLS)[:3])]
 CELLS_ALONE = {"pa-checkpoint": 2, "pa-distributed": 2, "pa-data": 1, "pa-finetuning": 1}
-"""How many of the cells: precision means nothing to these without pa-core, and the last two do not communicate."""
+"""The number of cells: precision has no effect on these without pa-core, and the last two do not communicate."""
 FULL_MATRIX = [(name, cell) for name in OURS for cell in list(CELLS)[: CELLS_ALONE.get(name)]]
 
 
 class Check(NamedTuple):
-    """A session that runs commands at the same time; the last one gets what follows `--` on the command line."""
+    """A session that runs commands at the same time; the arguments after `--` go to the last command."""
 
     summary: str
     commands: str
@@ -115,8 +119,8 @@ EXAMPLES = f"{PYTEST} tests/examples tests/docs_with_others {AT_A_TIME}"
 ELASTIC = f"{PYTEST} {STATES}/test_elastic_sharded_states.py --whole-proof"
 CHECKS = {
     "lint": Check("Style, format, spelling.", "ruff check & ruff format --check & typos", "lint", "", ()),
-    "import_rules": Check("Who imports whom.", "lint-imports --no-logo --no-cache", "lint", "", (), SOURCES),
-    "build": Check("What is in wheels and sdists, and what checks a release.", BUILD, "build test", ours=()),
+    "import_rules": Check("Imports between packages.", "lint-imports --no-logo --no-cache", "lint", "", (), SOURCES),
+    "build": Check("Contents of wheels and sdists, and checks of a release.", BUILD, "build test", ours=()),
     "release": Check("A release, or `-- --check`.", f"python -m tools.release --folder={OUT}/release", "build", "", ()),
     "types": Check("mypy --strict and pyright strict.", "pyright & mypy", "third-party"),
     "examples": Check("Examples, launched in every way of users.", EXAMPLES, "third-party", env=OFFLINE),
@@ -125,13 +129,19 @@ CHECKS = {
     "trackers": Check("Each experiment tracker of the pages.", f"{PYTEST} tests/trackers", "trackers"),
     "typed_wheels": Check("Types that users see.", f"{PYTEST} tests/typing", env=CPU | BUILT),
     "peer_libraries": Check("Libraries to compare with ours: installs them.", "python -c pass", "peers", "", ()),
-    "benchmark": Check("What training costs.", "python -m benchmarks", env=PEERS),
-    "peers": Check("What other libraries do.", f"{PYTEST} tests/peers", needs="wheels peer_libraries", env=CPU | PEERS),
-    "goodput": Check("What is left of a run that is killed often.", "python -m benchmarks.goodput", env={}),
+    "benchmark": Check("The cost of training.", "python -m benchmarks", env=PEERS),
+    "peers": Check(
+        "Comparisons with other libraries.", f"{PYTEST} tests/peers", needs="wheels peer_libraries", env=CPU | PEERS
+    ),
+    "goodput": Check("The progress of a run that is killed often.", "python -m benchmarks.goodput", env={}),
     "crashes": Check("Hundreds of kills anywhere.", f"{PYTEST} tests/crashes --whole-proof"),
-    "any_processes": Check("The same bits on 1 to 7 processes.", f"{PYTEST} tests/any_processes --verbose"),
+    "any_processes": Check(
+        "Bit-for-bit identical weights on 1 to 7 processes.", f"{PYTEST} tests/any_processes --verbose"
+    ),
     "damage": Check("No damaged file is loaded, and none in part.", f"{PYTEST} {CORE}/damage --whole-proof"),
-    "ranks_that_differ": Check("What differs is told.", f"{PYTEST} {CORE}/ranks_that_differ --whole-proof"),
+    "ranks_that_differ": Check(
+        "Differences between ranks are named.", f"{PYTEST} {CORE}/ranks_that_differ --whole-proof"
+    ),
     "store_kills": Check("500 killed saves.", "python packages/pa-checkpoint/tests/kills_during_saving.py"),
     "several_machines": Check("Two network namespaces.", f"{PYTEST} tests/several_machines --whole-proof", env={}),
     "slurm": Check("A job on Slurm, as root.", f"{PYTEST} tests/slurm --whole-proof", env={}),
@@ -187,7 +197,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session(requires=["wheels"])
 @nox.parametrize("tested, cell", [nox.param(*pair, id=", ".join(pair)) for pair in SHORT_MATRIX])
 def tests(session: nox.Session, tested: str, cell: str) -> None:
-    """Test built wheels: each distribution alone on one process, all together in other cells, and what is of none."""
+    """Test built wheels: each distribution alone on one process, all together in other cells, and the other tests."""
     install(session, ours=OURS[tested])
     run_tests(session, tested, cell, folders=OF_NONE if (tested, cell) == ("together", "one_process") else ())
 
@@ -195,7 +205,7 @@ def tests(session: nox.Session, tested: str, cell: str) -> None:
 @nox.session(requires=["wheels"])
 @nox.parametrize("tested, cell", [nox.param(*pair, id=", ".join(pair)) for pair in FULL_MATRIX])
 def full_matrix(session: nox.Session, tested: str, cell: str) -> None:
-    """Test each distribution alone, and all together, in every cell, with more cases; hours, so each night."""
+    """Test each distribution alone, and all together, in every cell, with more cases; hours, so it runs nightly."""
     install(session, ours=OURS[tested])
     run_tests(session, tested, cell, "--more-cases")
 
@@ -203,7 +213,7 @@ def full_matrix(session: nox.Session, tested: str, cell: str) -> None:
 @nox.session(requires=["wheels"])
 @nox.parametrize("cell", list(CELLS), ids=list(CELLS))
 def newest(session: nox.Session, cell: str) -> None:
-    """Test everything with the newest torch that is found, in one cell; hours, so each night, on Python 3.13."""
+    """Test everything with the newest torch, in one cell, on Python 3.13. It takes hours, so it runs nightly."""
     constraints = OUT / "constraints_but_torch.txt"
     constraints.write_text(re.sub(r"^torch==.*", "", CONSTRAINTS.read_text(), flags=re.MULTILINE))
     install(session, "--upgrade", ours=PROJECTS, constraints=constraints)
@@ -213,7 +223,7 @@ def newest(session: nox.Session, cell: str) -> None:
 
 @nox.session(requires=["wheels"])
 def floors(session: nox.Session) -> None:
-    """Test everything on one process with the oldest versions that the distributions declare of all but torch."""
+    """Test everything on one process with the oldest declared versions of all dependencies except torch."""
     lines = "\n".join(itertools.chain(*map(declared, PROJECTS)))
     floor = dict(re.findall(r"^([\w.-]+)>=([\w.]+)", lines, re.MULTILINE))
     oldest = sorted(f"{name}=={version}" for name, version in floor.items() if name not in {"torch", *PROJECTS})
@@ -223,7 +233,7 @@ def floors(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def coverage(session: nox.Session) -> None:
-    """Run all tests on one process and on two ranks, and see what they cover, without the scripts that they launch."""
+    """Measure the coverage of all tests on one process and on two ranks, without the scripts that they launch."""
     install(session, ours=PROJECTS)
     shutil.rmtree(COVERAGE, ignore_errors=True)
     run_tests(session, "together", "one_process", "--cov", "--cov-report=", "--cov-fail-under=0")
@@ -242,13 +252,13 @@ def third_party(session: nox.Session) -> None:
 
 
 def declared(name: str) -> list[str]:
-    """What one of ours requires, with all extras, as its tests do."""
+    """Return the requirements of a distribution, with all extras, as its tests do."""
     project = PROJECTS[name]["project"]
     return [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
 
 
 def with_ours(names: Iterable[str]) -> list[str]:
-    """Some of ours, and those of ours that they require."""
+    """Return some distributions, and the distributions that they require."""
     found = set(names)
     while missing := {line.partition(">=")[0] for name in found for line in declared(name)} & set(PROJECTS) - found:
         found |= missing
@@ -256,18 +266,18 @@ def with_ours(names: Iterable[str]) -> list[str]:
 
 
 def with_extras(name: str) -> str:
-    """The name of one of ours, with all extras in brackets."""
+    """Return the name of a distribution, with all extras in brackets."""
     extras = ",".join(PROJECTS[name]["project"].get("optional-dependencies", {}))
     return f"{name}[{extras}]" if extras else name
 
 
 def of_groups(names: str) -> tuple[str, ...]:
-    """The requirements of some dependency groups of pyproject.toml."""
+    """Return the requirements of some dependency groups of pyproject.toml."""
     return dependency_groups(TOOLS, *names.split())
 
 
 def of_tests(names: Iterable[str]) -> list[str]:
-    """What the tests of some of ours need besides all extras."""
+    """Return the requirements of the tests of some distributions in addition to all extras."""
     groups = (PROJECTS[name].get("dependency-groups", {}) for name in names)
     return [*of_groups("test"), *itertools.chain(*(group.get("test", ()) for group in groups))]
 
@@ -275,10 +285,10 @@ def of_tests(names: Iterable[str]) -> list[str]:
 def install(
     session: nox.Session, *requirements: str, ours: Collection[str] = (), constraints: Path = CONSTRAINTS
 ) -> None:
-    """Install requirements, and some of ours: built wheels with all extras, and what their tests need."""
+    """Install requirements, built wheels of some distributions with all extras, and the needs of their tests."""
     if ours:
         built = {name: next(WHEELS.glob(f"{name.replace('-', '_')}-*.whl")) for name in with_ours(ours)}
-        # A wheel that was built again has the same version as before: nothing would be installed.
+        # A wheel that was built again has the same version as before, so pip would not install it.
         session.install("--force-reinstall", "--no-deps", *map(str, built.values()))
         wanted = {name: with_extras(name) if name in ours else name for name in built}
         wheels = (f"{wanted[name]} @ {wheel.resolve().as_uri()}" for name, wheel in built.items())
@@ -291,19 +301,19 @@ def install(
 def run_tests(
     session: nox.Session, tested: str, cell: str, *options: str, folders: Sequence[str] = (), program: str = "pytest"
 ) -> None:
-    """Run the tests of a row of the matrix in a cell, or those of `folders`."""
+    """Run the tests of a row of the matrix in a cell, or the tests of `folders`."""
     of_none = OF_NONE if (tested, cell) == ("together", "one_process") else ()
     folders = folders or [*(f"packages/{name}/tests" for name in OURS[tested]), *of_none]
     options = (f"--cell={cell}", f"--installed={','.join(with_ours(OURS[tested]))}", *options, *session.posargs)
     shares = [[*folders]]
     if CORE in folders and CELLS[cell][0] > 1:
-        # Ranks wait for each other half of the time, so that two runs fit beside each other.
+        # Ranks wait for each other half of the time, so two runs fit next to each other.
         shares = [[CORE, f"--ignore={STATES}"], [STATES, *(folder for folder in folders if folder != CORE)]]
     run_in_cell(session, cell, *([*program.split(), *share, *options] for share in shares))
 
 
 def run_in_cell(session: nox.Session, cell: str, *modules: Sequence[str]) -> None:
-    """Run Python modules in a cell, each as one process, or as several ranks, of which the first is shown."""
+    """Run Python modules in a cell, each as one process, or as several ranks; only the first rank's output is shown."""
     ranks, env = CELLS[cell]
     if ranks == 1:
         run_side_by_side(session, *(["python", "-m", *module, *AT_A_TIME.split()] for module in modules), env=env)
@@ -320,7 +330,7 @@ def run_in_cell(session: nox.Session, cell: str, *modules: Sequence[str]) -> Non
 
 
 def run_side_by_side(session: nox.Session, *commands: Sequence[str], env: dict[str, str]) -> None:
-    """Run commands at the same time, as each leaves a core idle; what the first ones print is shown when they fail."""
+    """Run commands at the same time, as each leaves a core idle; all but the last print only if they fail."""
     *others, last = commands
     with ThreadPoolExecutor() as pool:
         started = [pool.submit(session.run, *command, env=env, silent=True) for command in others]
@@ -330,9 +340,9 @@ def run_side_by_side(session: nox.Session, *commands: Sequence[str], env: dict[s
 
 
 def share_bytecode(session: nox.Session) -> None:
-    """Link what environments that were filled before have compiled of the very same files, which uv links too.
+    """Link the bytecode that earlier environments have compiled from the same files, which uv links too.
 
-    The first import of torch in an environment takes 14 seconds longer than the second one.
+    The first import of torch in an environment takes 14 seconds longer than the second import.
     """
     mine = Path(sysconfig.get_path("purelib", "venv", {"base": session.virtualenv.location}))
     for theirs in FILLED:

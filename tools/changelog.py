@@ -1,4 +1,4 @@
-"""Moves what is in `changelog.d` into the newest entry of the changelog: `python tools/changelog.py`."""
+"""Moves the files of `changelog.d` into the newest entry of the changelog: `python tools/changelog.py`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ TRAINING_STATES = "training-states"
 
 
 def fragments(root: Path) -> list[Path]:
-    """The files that wait for a release."""
+    """Return the files that wait for a release."""
     return sorted(path for path in (root / "changelog.d").glob("*") if path.name != "README.md")
 
 
 def problems(root: Path) -> list[str]:
-    """What is wrong with them: a name that does not say where they belong, or content that is not a list."""
+    """Return their mistakes: a name that does not say where they belong, or content that is not a list."""
     places = {TRAINING_STATES, *(path.parent.name for path in root.glob("packages/*/pyproject.toml"))}
     found: list[str] = []
     for path in fragments(root):
@@ -24,12 +24,14 @@ def problems(root: Path) -> list[str]:
         if match is None or match[1] not in places:
             found.append(f"changelog.d/{path.name}: expected NAME.PLACE.md, where PLACE is one of {sorted(places)}")
         elif not re.fullmatch(r"- .+\n(?:(?:- |  ).+\n)*", path.read_text()):
-            found.append(f"changelog.d/{path.name}: expected lines that begin with '- ', or go on with two spaces")
+            found.append(
+                f"changelog.d/{path.name}: expected lines that begin with '- ', or with two spaces to continue a line"
+            )
     return found
 
 
 def collect(root: Path) -> None:
-    """Append each file to its part of the newest entry, which may be new, and remove it."""
+    """Append each file to its part of the newest entry, which may be new, and remove the file."""
     changelog = root / "CHANGELOG.md"
     start, newest, *older = re.split(r"(?=^## )", changelog.read_text(), flags=re.MULTILINE)
     introduction, *texts = re.split(r"(?=^### )", newest, flags=re.MULTILINE)

@@ -1,9 +1,9 @@
-"""Tests and measures on a GPU what the documentation says of one: `python tools/gpu_check.py`, in ten minutes at most.
+"""Tests the packages and measures the documented figures on a GPU, in ten minutes: `python tools/gpu_check.py`.
 
-Needs torch 2.11 or newer, accelerate and pytest, no network and nothing installed of ours: it runs from the sources.
-First it runs the tests with the marker `needs_cuda`, then `python -m benchmarks --device cuda`, to which it passes what
-is on its command line: words that choose comparisons, `--dry-run`, `--write`. What is known so far is in
-`outputs/gpu_check` at any moment. The status is 1 if a test failed or something could not be measured.
+Needs torch 2.11 or newer, accelerate and pytest. It needs no network and no installation: it runs from the sources.
+First it runs the tests with the marker `needs_cuda`, then `python -m benchmarks --device cuda` with the arguments of
+its command line: words that choose comparisons, `--dry-run`, `--write`. The results so far are in
+`outputs/gpu_check` at any moment. The status is 1 if a test failed or a measurement could not be made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [str(ROOT), *map(str, sorted(ROOT.glob("packages/*/src")))]
 sys.path[:1] = SOURCES
 
-from benchmarks.__main__ import has_cuda  # noqa: E402  # they are found by the line above
+from benchmarks.__main__ import has_cuda  # noqa: E402  # the line above makes them importable
 from benchmarks.__main__ import main as measure  # noqa: E402
 
 OUTPUT = ROOT / "outputs" / "gpu_check"
@@ -32,9 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     os.environ["PYTHONPATH"] = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     if not has_cuda() and "--dry-run" not in arguments:
-        print(
-            "There is no CUDA device here, so that there is nothing to check. With --dry-run, everything is tried out."
-        )
+        print("There is no CUDA device here, so nothing can be checked. With --dry-run, everything runs on the CPU.")
         return 2
     OUTPUT.mkdir(parents=True, exist_ok=True)
     tests_pass = run_tests(OUTPUT / "tests.txt")
@@ -47,19 +45,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def marked_files() -> list[Path]:
-    """The files in which the marker is; no others are imported, as they may need what is not installed."""
+    """Return the files with the marker; no others are imported, as they may need packages that are not installed."""
     files = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py")]
     return [path for path in sorted(files) if f"mark.{MARKER}" in path.read_text("utf-8")]
 
 
 def arguments_of_pytest() -> list[str]:
-    """What selects the tests, without the settings of the repository: they ask for plugins that are not needed here."""
+    """Return arguments that select the tests, without the settings of the repository, which need other plugins."""
     settings = ["-c", os.devnull, f"--rootdir={ROOT}", f"--confcutdir={ROOT}", "--import-mode=importlib"]
     return [*map(str, marked_files()), "-m", MARKER, "-q", "-ra", "-p", "no:cacheprovider", *settings]
 
 
 def run_tests(report: Path) -> bool:
-    """Run them, with no plugin but pytest's own, and return whether none failed; without a GPU, only collect them."""
+    """Run the tests with pytest's own plugins, and return whether none failed; without a GPU, only collect them."""
     command = [sys.executable, "-m", "pytest", *arguments_of_pytest(), *([] if has_cuda() else ["--collect-only"])]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with report.open("w+", encoding="utf-8") as output:

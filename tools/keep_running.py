@@ -1,13 +1,13 @@
-"""Run a training script, and start it again whenever it is killed: a few tenths of a second later it trains.
+"""Runs a training script, and starts it again whenever it is killed: a few tenths of a second later it trains.
 
     python keep_running.py train.py --epochs 100
 
-Most of the time from a kill to the next update is spent on importing torch. This program imports it once, and starts
-the script by forking itself. The script stays as it is: it saves training states and passes `resume_from`. It has to
-be one process, on Linux; `torchrun` starts its own.
+Most of the time from a kill to the next update is spent on importing torch. This program imports torch once, and starts
+the script by forking itself. The script needs no change: it saves training states and passes `resume_from`. It has to
+be a single process, on Linux; `torchrun` starts its own processes.
 
-Only a SIGKILL, as it comes when memory runs out, makes it start the script again. Any other end of the script is the
-end of this program too, with the same status. Signals such as SIGTERM are passed on to the script.
+It starts the script again only after a SIGKILL, for example when memory runs out. Any other end of the script also
+ends this program, with the same status. Signals such as SIGTERM are passed on to the script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-gc.disable()  # what is imported stays: looking for garbage in it would take half a second
+gc.disable()  # imported modules stay: a search for garbage in them would take half a second
 
 import numpy as np  # noqa: E402
 import torch._dynamo  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]  # each optimizer imports it
@@ -34,7 +34,7 @@ KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 def main(arguments: list[str]) -> int:
     """Run the script until it ends by itself, and return its exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the script as well, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the script too, which decides
     kills_in_a_row = 0
     while kills_in_a_row < KILLS_IN_A_ROW:
         started = time.monotonic()
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         seconds = time.monotonic() - started
         kills_in_a_row = kills_in_a_row + 1 if seconds < SECONDS else 0
         print(f"{arguments[0]} was killed after {seconds:.1f} s", file=sys.stderr, flush=True)
-    print(f"It is not started again: it was killed {KILLS_IN_A_ROW} times in a row so early", file=sys.stderr)
+    print(f"It is not started again: it was killed early {KILLS_IN_A_ROW} times in a row", file=sys.stderr)
     return 128 + signal.SIGKILL
 
 
@@ -57,19 +57,19 @@ def wait_for(pid: int) -> int:
     for passed_on in PASSED_ON:
         signal.signal(passed_on, lambda number, _: os.kill(pid, number))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    for passed_on in PASSED_ON:  # where the script has ended by itself, its status is the one that counts
+    for passed_on in PASSED_ON:  # if the script has ended by itself, its status counts
         signal.signal(passed_on, signal.SIG_DFL if status == -signal.SIGKILL else signal.SIG_IGN)
     return status
 
 
 def become_script(arguments: list[str]) -> None:
-    """Do what `python` does with such a command line."""
-    ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)  # or the next start would find it still running
+    """Run a command line as `python` does."""
+    ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)  # so that the next start does not find it running
     for passed_on in PASSED_ON:
         signal.signal(passed_on, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
-    random.seed()  # or each start would draw the same numbers
+    random.seed()  # so that each start draws other numbers
     np.random.seed()
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
     runpy.run_path(arguments[0], run_name="__main__")

@@ -1,8 +1,8 @@
 """Writes the table of `docs/maintainers/modules.md`: `python tools/modules.py`; or prints tests: `... PATH ...`.
 
-A module has its purpose in the first line of its docstring. Its tests are found by their name, as `test_resume.py` for
-`resume.py`, and by what they import: the module, or something that it defines. Where there are none, they are those of
-the modules that import it.
+The purpose of a module is the first line of its docstring. Its tests are found by their name, as `test_resume.py` for
+`resume.py`, and by their imports: the module, or an object that it defines. If there are none, the tests of
+the modules that import it are taken.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "maintainers" / "modules.md"
-START = "What follows is written by `python tools/modules.py`.\n"
+START = "The tables below are written by `python tools/modules.py`.\n"
 IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.MULTILINE)
 COMMON = 6
-"""What more test files import than these says little of what they test."""
+"""The number of test files above which an import says little about the purpose of a test."""
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Each module of each distribution, by its name."""
+    """Return each module of each distribution, by its name."""
     paths = sorted(ROOT.glob("packages/*/src/**/*.py"))
     return {".".join(path.relative_to(ROOT).parts[3:]).removesuffix(".py"): path for path in paths}
 
 
 @functools.cache
 def test_files() -> list[Path]:
-    """All files of tests."""
+    """Return all test files."""
     return sorted([*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/**/test_*.py")])
 
 
 @functools.cache
 def statements(path: Path) -> list[tuple[str, list[str]]]:
-    """The imports of a file: each module that it names, and what it takes from it."""
+    """Return the imports of a file: each imported module, with the imported names."""
     found: list[tuple[str, str, str]] = IMPORT.findall(path.read_text("utf-8"))
     return [(module or whole, re.findall(r"\w+(?: as \w+)?", names)) for module, names, whole in found]
 
 
 @functools.cache
 def defining(module: str, name: str) -> str | None:
-    """The module that defines what another module, perhaps a package, offers by a name."""
+    """Return the module that defines a name which another module, perhaps a package, exports."""
     if f"{module}.{name}" in modules():
         return f"{module}.{name}"
     if module in modules():
@@ -59,7 +59,7 @@ def defining(module: str, name: str) -> str | None:
 
 @functools.cache
 def imported(path: Path) -> set[tuple[str, str]]:
-    """What a file imports of ours: the module that defines it, and its name."""
+    """Return the imports of a file from our distributions: the defining module, and the name."""
     found: set[tuple[str, str]] = set()
     for module, names in statements(path):
         taken = (name.partition(" ")[0] for name in names)
@@ -70,7 +70,7 @@ def imported(path: Path) -> set[tuple[str, str]]:
 
 @functools.cache
 def importers() -> dict[str, dict[str, list[Path]]]:
-    """The files of tests that import something: by the module that defines it, and by its name."""
+    """Return the test files that import an object, by the module that defines it, and by its name."""
     found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for path in test_files():
         for home, name in imported(path):
@@ -79,13 +79,13 @@ def importers() -> dict[str, dict[str, list[Path]]]:
 
 
 def distribution_of(module: str) -> Path:
-    """The folder of the distribution that has a module."""
+    """Return the folder of the distribution of a module."""
     return ROOT / "packages" / modules()[module].relative_to(ROOT / "packages").parts[0]
 
 
 @functools.cache
 def own_tests(module: str) -> list[Path]:
-    """The tests of a module by their names, and by what few others import."""
+    """Return the tests of a module by their names, and by imports that few other tests have."""
     distribution = distribution_of(module)
     stem = module.rpartition(".")[2].strip("_")
     named = [
@@ -98,7 +98,7 @@ def own_tests(module: str) -> list[Path]:
 
 
 def tests_of(module: str) -> list[Path]:
-    """The tests of a module; if it has none, those of the modules that import it, or else of its distribution."""
+    """Return the tests of a module or, if it has none, of the modules that import it, or of its distribution."""
     seen, level = {module}, {module}
     while level:
         if tests := sorted({path for name in level for path in own_tests(name)}):
@@ -109,7 +109,7 @@ def tests_of(module: str) -> list[Path]:
 
 
 def tests_for(paths: list[Path]) -> Iterator[Path]:
-    """The tests that files concern: themselves, those of a module, and those that import a module of `tests`."""
+    """Return the tests for files: a test file, the tests of a module, and tests that import a module of `tests`."""
     names = {path: name for name, path in modules().items()}
     for path in paths:
         if path in names:
@@ -122,7 +122,7 @@ def tests_for(paths: list[Path]) -> Iterator[Path]:
 
 
 def table() -> Iterator[str]:
-    """The part of the page that is written: the modules of each distribution, their purposes, and their tests."""
+    """Yield the generated part of the page: the modules of each distribution, their purposes, and their tests."""
     for distribution in sorted(ROOT.glob("packages/*")):
         yield f"\n## {distribution.name}\n\n| module | purpose | tests |\n|---|---|---|\n"
         of_several = [path for path in test_files() if path.is_relative_to(distribution)]
@@ -142,12 +142,12 @@ def table() -> Iterator[str]:
 
 
 def listed(tests: list[Path]) -> str:
-    """The names of files."""
+    """Return the names of files."""
     return ", ".join(f"`{test.name}`" for test in tests)
 
 
 def page() -> str:
-    """The page as it should be: what is above the table stays."""
+    """Return the whole page; the text above the table does not change."""
     return "".join([PAGE.read_text().partition(START)[0], START, *table()])
 
 

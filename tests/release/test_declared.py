@@ -83,7 +83,7 @@ def test_metadata_that_are_missing_are_refused(copy: Copy, key: str) -> None:
 def test_a_licence_that_differs_is_refused(copy: Copy) -> None:
     """Each distribution carries the licence of the repository."""
     (copy.root / "packages" / "pa-core" / "LICENSE").write_text("All rights reserved.\n")
-    assert declared.metadata(copy.repository) == ["pa-core: LICENSE is not that of the repository"]
+    assert declared.metadata(copy.repository) == ["pa-core: LICENSE differs from the LICENSE of the repository"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_addresses_are_written_into_each_distribution_and_compared(copy: Copy) -
 def test_an_address_that_is_none_is_refused(copy: Copy) -> None:
     """A placeholder does not become a link."""
     copy.replace("pyproject.toml", '^Source = ""', 'Source = "to be written"')
-    assert "pyproject.toml, [tool.release.urls]: Source is no https address: to be written" in declared.urls(
+    assert "pyproject.toml, [tool.release.urls]: Source is not an https address: to be written" in declared.urls(
         copy.repository
     )
 

@@ -111,8 +111,8 @@ def test_what_differs_beside_the_content_is_found_too(tmp_path: Path) -> None:
             wheel.writestr(zipfile.ZipInfo("x.py", (year, 1, 1, 0, 0, 0)), "")
     (tmp_path / "a" / "only.whl").touch()
     assert differences(tmp_path / "a", tmp_path / "b") == [
-        "only.whl was built only once of two times",
-        "x-1-py3-none-any.whl: two builds of one commit differ in times, modes or order of its members",
+        "only.whl was built in only one of two builds",
+        "x-1-py3-none-any.whl: two builds of the same commit differ in times, modes or order of its members",
     ]
 
 
@@ -130,8 +130,8 @@ def test_files_without_licence_or_marker_and_with_other_metadata_are_refused(sma
     core, finetuning = f"pa_core-{version}", f"pa_finetuning-{version}-py3-none-any.whl"
     licence = f"{core}.dist-info/licenses/LICENSE"
     for problem in (
-        f"{finetuning}: pa_finetuning/py.typed is missing, or is not that of the repository",
-        f"{core}-py3-none-any.whl: {licence} is missing, or is not that of the repository",
+        f"{finetuning}: pa_finetuning/py.typed is missing, or differs from the repository",
+        f"{core}-py3-none-any.whl: {licence} is missing, or differs from the repository",
         f"{core}-py3-none-any.whl: License-File is missing, or not as declared",
         f"{core}-py3-none-any.whl: Summary is missing, or not as declared",
         f"{core}.tar.gz: Project-URL is missing, or not as declared",
@@ -146,7 +146,7 @@ def test_a_wheel_that_needs_what_is_not_uploaded_is_refused(small: Copy, tmp_pat
     small.commit()
     built, _ = build_twice(small.repository, tmp_path)
     (problem,) = install_in_order(small.repository, built, tmp_path, installer)
-    assert problem.startswith("pa-finetuning cannot be installed from what is uploaded before it and itself:")
+    assert problem.startswith("pa-finetuning cannot be installed from its wheel and the wheels uploaded before:")
     assert "pa-core>=9" in problem
 
 

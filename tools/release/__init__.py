@@ -1,1 +1,1 @@
-"""Checks of a release, and the files of one: `nox -s release -- --check`, as RELEASING.md describes."""
+"""Checks a release, and makes its files: `nox -s release -- --check`, as RELEASING.md describes."""

@@ -1,4 +1,4 @@
-"""Check a release, or make its files: `python -m tools.release --check`, as the nox session `release` calls it."""
+"""Checks a release, or makes its files: `python -m tools.release --check`, as the nox session `release` calls it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DECLARED: dict[str, Callable[[Repository], list[str]]] = {
 
 
 def main() -> int:
-    """Run the checks in turn, end after the first part in which something is wrong, and print the order of upload."""
+    """Run the checks in turn, end after the first part with a problem, and print the order of upload."""
     options = _options()
     repository = Repository(options.root.resolve())
     if options.write_urls:
@@ -70,10 +70,12 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nox -s release --", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not ask for what only a real release needs")
+    parser.add_argument("--check", action="store_true", help="do not require the parts that only a real release needs")
     parser.add_argument("--write-urls", action="store_true", help="copy the addresses into each distribution, and end")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository")
-    parser.add_argument("--folder", type=Path, required=True, help="where files are built; what is there is removed")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="the folder to build files in; its content is removed"
+    )
     return parser.parse_args()
 
 

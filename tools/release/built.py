@@ -1,4 +1,4 @@
-"""Building wheels and sdists from what is committed, twice, and checks of what is in them."""
+"""Builds wheels and sdists twice from the last commit, and checks their contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["build_twice", "contents", "differences"]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What must not leave a trace in a built file."""
+    """Properties of the environment that must not leave a trace in a built file."""
 
     folder: str
     umask: int
@@ -45,13 +45,13 @@ def build_twice(repository: Repository, folder: Path) -> list[Path]:
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """Which files of two builds are not the same bytes, and what differs in them."""
+    """Return the files of two builds that do not have the same bytes, with the differences in them."""
     names = sorted({path.name for path in (*first.iterdir(), *second.iterdir())})
     return [problem for name in names if (problem := _difference(first / name, second / name)) is not None]
 
 
 def contents(repository: Repository, built: Path) -> list[str]:
-    """The built files hold metadata that are complete, the licence, and the marker of typed packages."""
+    """Check that the built files have complete metadata, the licence, and the marker of typed packages."""
     problems: list[str] = []
     for distribution in repository.distributions:
         wheel = _members(built / distribution.wheel)
@@ -67,7 +67,7 @@ def contents(repository: Repository, built: Path) -> list[str]:
         for name, members, expected in ((distribution.wheel, wheel, in_wheel), (distribution.sdist, sdist, in_sdist)):
             for member, content in expected.items():
                 if member not in members or content not in (None, members[member]):
-                    problems.append(f"{name}: {member} is missing, or is not that of the repository")
+                    problems.append(f"{name}: {member} is missing, or differs from the repository")
         for name, metadata in (
             (distribution.wheel, wheel.get(f"{distribution.stem}.dist-info/METADATA", b"")),
             (distribution.sdist, sdist.get(f"{distribution.stem}/PKG-INFO", b"")),
@@ -111,7 +111,7 @@ def _build(repository: Repository, folder: Path, surroundings: Surroundings) -> 
 
 def _difference(first: Path, second: Path) -> str | None:
     if not (first.exists() and second.exists()):
-        return f"{first.name} was built only once of two times"
+        return f"{first.name} was built in only one of two builds"
     if first.read_bytes() == second.read_bytes():
         return None
     members_of_first, members_of_second = _members(first), _members(second)
@@ -121,7 +121,7 @@ def _difference(first: Path, second: Path) -> str | None:
         if members_of_first.get(name) != members_of_second.get(name)
     )
     where = f"in {', '.join(members)}" if members else "in times, modes or order of its members"
-    return f"{first.name}: two builds of one commit differ {where}"
+    return f"{first.name}: two builds of the same commit differ {where}"
 
 
 def _members(archive: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Checks of what the files of the repository say. Each returns what is wrong; nothing is built."""
+"""Checks of the files of the repository; each check returns its problems, and builds nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PYTHON = "Programming Language :: Python :: "
 
 
 def clean_tree(repository: Repository) -> list[str]:
-    """Everything is committed, since only what is committed is built."""
+    """Check that everything is committed, since only the last commit is built."""
     changed = _git(repository, "status", "--porcelain").splitlines()
     return [f"not committed: {line[3:]}" for line in changed]
 
 
 def versions(repository: Repository) -> list[str]:
-    """All distributions have one version and require each other within it."""
+    """Check that all distributions have the same version and require each other within it."""
     distributions = repository.distributions
     version = repository.version
     problems = [
@@ -55,31 +55,31 @@ def versions(repository: Repository) -> list[str]:
 
 
 def sibling_range(version: str) -> SpecifierSet:
-    """The range in which distributions of this version require each other: one minor version."""
+    """Return the range in which distributions of this version require each other: a minor version."""
     return SpecifierSet(_as_written(version))
 
 
 def waiting_lines(repository: Repository) -> list[str]:
-    """What changes have brought is in the changelog, and no longer in files of its own."""
+    """Check that the changelog contains all changes, and that no files wait in changelog.d."""
     waiting = fragments(repository.root)
     return [f"changelog.d has {len(waiting)} files: run python tools/changelog.py"] if waiting else []
 
 
 def changelog(repository: Repository) -> list[str]:
-    """The changelog tells users what is new in each distribution, and in the format of training states."""
+    """Check that the changelog has lines about each distribution, and about the format of training states."""
     entry = _entry(repository)
     if entry is None:
         return [f"CHANGELOG.md has no heading '## {repository.version} (unreleased)', or with a date instead"]
     wanted = [TRAINING_STATES, *sorted(distribution.name for distribution in repository.distributions)]
     return [
-        f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, if only that nothing changed"
+        f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, even if nothing changed"
         for name in wanted
         if not entry.parts.get(name, "").strip()
     ]
 
 
 def metadata(repository: Repository) -> list[str]:
-    """Each distribution says who made it, under which licence, and what it is, and its README leads nowhere wrong."""
+    """Check that each distribution names its authors, licence and purpose, and that the links of its README work."""
     return [
         f"{distribution.name}: {problem}"
         for distribution in repository.distributions
@@ -88,7 +88,7 @@ def metadata(repository: Repository) -> list[str]:
 
 
 def classifiers(repository: Repository) -> list[str]:
-    """What the classifiers claim is true: the versions of Python are those of CI, and typed packages are marked."""
+    """Check that classifiers are true: the versions of Python are tested by CI, and typed packages are marked."""
     tested = set(repository.tested_versions)
     oldest = min(tested, key=Version)
     problems: list[str] = []
@@ -113,10 +113,10 @@ def classifiers(repository: Repository) -> list[str]:
 
 
 def urls(repository: Repository) -> list[str]:
-    """Each distribution has the addresses of the project, as the table in the root's pyproject.toml has them."""
+    """Check that each distribution has the addresses of the project in the root's pyproject.toml."""
     known = {name: address for name, address in repository.urls.items() if address}
     problems = [
-        f"pyproject.toml, [tool.release.urls]: {name} is no https address: {address}"
+        f"pyproject.toml, [tool.release.urls]: {name} is not an https address: {address}"
         for name, address in known.items()
         if not re.fullmatch(r"https://[\w.-]+\.\w+(/\S*)?", address)
     ]
@@ -128,7 +128,7 @@ def urls(repository: Repository) -> list[str]:
 
 
 def upload_order(repository: Repository) -> list[str]:
-    """The release workflow uploads each distribution after those that it requires."""
+    """Check that the release workflow uploads each distribution after those that it requires."""
     expected = [distribution.name for distribution in repository.distributions]
     steps = repository.workflow("release")["jobs"]["publish"]["steps"]
     folders = [step["with"]["packages-dir"] for step in steps if "packages-dir" in step.get("with", {})]
@@ -137,7 +137,7 @@ def upload_order(repository: Repository) -> list[str]:
 
 
 def missing_for_release(repository: Repository) -> list[str]:
-    """What a check lets pass, and the files of a release do not: addresses, a date, a tag."""
+    """Return the missing parts that only a real release needs: addresses, a date, a tag."""
     missing = [
         f'no address: fill in {name} = "https://..." in pyproject.toml, [tool.release.urls], '
         "then run nox -s release -- --write-urls"
@@ -162,7 +162,7 @@ class _Entry:
 
 
 def _entry(repository: Repository) -> _Entry | None:
-    """The entry of the version that the distributions have."""
+    """Return the entry for the version of the distributions."""
     for text in re.split(r"^## ", repository.changelog(), flags=re.MULTILINE)[1:]:
         heading, _, content = text.partition("\n")
         match = re.fullmatch(
@@ -180,7 +180,7 @@ def _metadata(repository: Repository, distribution: Distribution) -> list[str]:
     problems = [f"pyproject.toml has no {key}" for key in needed if not distribution.project.get(key)]
     licence = distribution.folder / "LICENSE"
     if not licence.exists() or licence.read_bytes() != (repository.root / "LICENSE").read_bytes():
-        problems.append("LICENSE is not that of the repository")
+        problems.append("LICENSE differs from the LICENSE of the repository")
     readme = distribution.folder / "README.md"
     text = readme.read_text() if readme.exists() else ""
     if not text.strip():

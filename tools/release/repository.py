@@ -1,4 +1,4 @@
-"""What the repository says about its distributions, read from its files."""
+"""The distributions of the repository, read from its files."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Distribution:
 
     @property
     def required(self) -> list[Requirement]:
-        """What it requires without extras."""
+        """Its requirements without extras."""
         lines: list[str] = self.project.get("dependencies", [])
         return [Requirement(line) for line in lines]
 
     @property
     def requirements(self) -> list[Requirement]:
-        """What it requires, with all extras."""
+        """Its requirements, with all extras."""
         extras: dict[str, list[str]] = self.project.get("optional-dependencies", {})
         return [*self.required, *(Requirement(line) for lines in extras.values() for line in lines)]
 
@@ -61,7 +61,7 @@ class Distribution:
 
     @property
     def stem(self) -> str:
-        """How the names of its built files begin."""
+        """The beginning of the names of its built files."""
         return f"{self.name.replace('-', '_')}-{self.version}"
 
     @property
@@ -104,18 +104,18 @@ class Repository:
 
     @property
     def version(self) -> str:
-        """The version of the distribution that is uploaded first, which is to be that of all."""
+        """The version of the distribution that is uploaded first; all distributions should have it."""
         return self.distributions[0].version
 
     @property
     def urls(self) -> dict[str, str]:
-        """The addresses of the project by name; empty ones are not known yet."""
+        """The addresses of the project by name; an empty address is not known yet."""
         table: dict[str, str] = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["release"]["urls"]
         return table
 
     @property
     def tested_versions(self) -> list[str]:
-        """The versions of Python that every pull request is tested with."""
+        """The versions of Python with which every pull request is tested."""
         matrix: dict[str, list[str]] = self.workflow("ci")["jobs"]["tests"]["strategy"]["matrix"]
         return matrix["python"]
 

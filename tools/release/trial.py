@@ -1,4 +1,4 @@
-"""Installing the built wheels as users will get them: one after the other, each from what is uploaded by then."""
+"""Installs the built wheels as users do, in the order of their upload, each from the wheels uploaded so far."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Installer", "install_in_order"]
 
 @dataclass(frozen=True)
 class Installer:
-    """pip, in an environment that nothing of ours is in."""
+    """pip, in an environment without any of our distributions."""
 
     python: Path
     constraints: Path | None = None
 
     def install(self, *arguments: str) -> str | None:
-        """Install, and return what went wrong, if anything did."""
+        """Install, and return the error message of pip, or an empty string."""
         constraints = ["--constraint", str(self.constraints)] if self.constraints else []
         return _failure([str(self.python), "-m", "pip", "install", "--quiet", *constraints, *arguments])
 
 
 def install_in_order(repository: Repository, built: Path, folder: Path, installer: Installer) -> list[str]:
-    """Install the wheels in the order of their upload and import each after its step; return what went wrong."""
+    """Install the wheels in the order of their upload and import each after its step; return the problems."""
     uploaded = folder / "uploaded"
     uploaded.mkdir(parents=True)
     ours = {distribution.name for distribution in repository.distributions}
@@ -34,11 +34,13 @@ def install_in_order(repository: Repository, built: Path, folder: Path, installe
         shutil.copy(built / distribution.wheel, uploaded)
         others = [str(line) for line in distribution.required if line.name not in ours]
         if others and (failure := installer.install(*others)):
-            return [f"{distribution.name}: what it requires of others cannot be installed:\n{failure}"]
+            return [f"{distribution.name}: its requirements cannot be installed:\n{failure}"]
         # Without the cache, which may have a wheel of the same name from another commit.
         only_ours = ("--no-index", "--find-links", str(uploaded), "--no-cache-dir")
         if failure := installer.install(*only_ours, f"{distribution.name}=={distribution.version}"):
-            return [f"{distribution.name} cannot be installed from what is uploaded before it and itself:\n{failure}"]
+            return [
+                f"{distribution.name} cannot be installed from its wheel and the wheels uploaded before:\n{failure}"
+            ]
         program = (
             f"import {distribution.package}, importlib.metadata as m; "
             f"assert m.version({distribution.name!r}) == {distribution.version!r}"

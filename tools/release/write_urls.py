@@ -1,4 +1,4 @@
-"""Copying the addresses of the project into the pyproject.toml of each distribution."""
+"""Copies the addresses of the project into the pyproject.toml of each distribution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["write_urls"]
 
 
 def write_urls(repository: Repository) -> None:
-    """Write `[project.urls]` of each distribution anew, after `[project]`; without addresses, leave it out."""
+    """Write `[project.urls]` of each distribution, after `[project]`; without addresses, leave the table out."""
     lines = [f'{name} = "{address}"' for name, address in repository.urls.items() if address]
     table = "\n".join(["[project.urls]", *lines, "", ""]) if lines else ""
     for distribution in repository.distributions:
