@@ -18,7 +18,7 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or a request to its context, cannot work. Like all errors here, it derives from ``Exception``."""
+    """A trial, or a call of its context, cannot work; like all errors here, it derives from ``Exception``."""
 
 
 class InternalException(ExplainedError, RuntimeError):
@@ -38,11 +38,11 @@ class NoCheckpointError(CheckpointNotFound, AssertionError):
 
 
 class CheckFailedError(ExplainedError, ValueError):
-    """Something that has to be the same in all batches differs, such as the names of the metrics."""
+    """Metrics have different names in some batches or on some processes."""
 
 
 class NoMetricsError(ArgumentTypeError, AttributeError):
-    """A method of a trial returned something that holds no metrics; an ``AttributeError`` too, as in Determined."""
+    """A method of a trial returned a value without metrics; an ``AttributeError`` too, as in Determined."""
 
 
 class EmptyLoaderError(ConfigurationError, RuntimeError):
@@ -50,11 +50,11 @@ class EmptyLoaderError(ConfigurationError, RuntimeError):
 
 
 class UsageError(ArgumentTypeError, AssertionError):
-    """An argument, or a value that your method returned, is of the wrong kind."""
+    """An argument, or the return value of a method of the trial, has the wrong type."""
 
 
 class MetricReducerError(UsageError, ValueError):
-    """A metric reducer returned something that has no meaning as a metric."""
+    """A metric reducer failed, or returned a value that cannot be a metric."""
 
 
 class InvalidHP(Exception):  # the documented name

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 
 class TrainUnit:
-    """A length or a period of training: use ``Batch`` or ``Epoch``.
+    """The base class of ``Batch`` and ``Epoch``: a length or a period of training.
 
     Args:
         value: As a length, the number of steps. As a period, an int n means every n-th step, and less than 1 every
