@@ -395,7 +395,7 @@ def test_a_run_that_is_made_longer_keeps_the_cosine_at_its_end_and_says_so(
     train(2)
     rates = train(4, resume_from=tmp_path / "final").rates
 
-    assert "4; then what its scheduler does after its end" in capsys.readouterr().out
+    assert "4; then the behaviour of its scheduler after its end" in capsys.readouterr().out
     assert set(rates[1:]) == {1e-6}
 
 

@@ -24,9 +24,9 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     warn_user("The folder is empty. Pass another one.")
+        ...     warn_user("The folder is empty. Pass another path.")
         >>> str(caught[0].message)
-        'The folder is empty. Pass another one.'
+        'The folder is empty. Pass another path.'
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     ours = {"pa_core", _package(frame)}

@@ -48,7 +48,7 @@ def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: 
 
 LOADERS: dict[str, Callable[[Any], object]] = {
     "the generator .* raised": lambda loader: loader["generators"].update(dict.fromkeys(loader["generators"], "x")),
-    "where the epoch of the loader began": lambda loader: loader.update(epoch_start=None),
+    "the beginning of the loader": lambda loader: loader.update(epoch_start=None),
 }
 
 

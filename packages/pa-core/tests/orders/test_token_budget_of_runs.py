@@ -181,7 +181,7 @@ def test_a_run_may_change_to_a_budget_of_tokens_and_back(tmp_path: Path) -> None
         with pytest.raises(CheckpointError) as refused:
             train(resume_from=tmp_path / "shuffled", resume_allow=allowed)
         assert_explained(refused.value)
-        assert refused.value.do.startswith("Keep what was saved, or allow it by name: ")
+        assert refused.value.do.startswith("Keep the saved values, or allow it by name: ")
     assert train(resume_from=tmp_path / "shuffled", resume_allow=differences).num_epochs_completed == 2
     interrupted(tmp_path / "budget")
     with pytest.raises(CheckpointError) as refused:

@@ -305,7 +305,7 @@ def test_a_position_in_another_loader_is_refused_unless_it_is_allowed(
     assert len(resumed.order) == 3 * SAMPLES
     batches = "4 batches" if name == "batch size" else "2 batches"
     assert f"{batches} of" in (printed := capsys.readouterr().out)
-    assert "samples may come twice or never" in printed
+    assert "samples may occur twice or never" in printed
 
 
 SCRIPT = """
@@ -325,7 +325,7 @@ def test_another_number_of_processes_is_refused(launch: Launch) -> None:
     with pytest.raises(CheckpointError, match="on 1 process") as refused:
         run(ON_ONE_PROCESS["random"], **options)
     assert "on 2 processes" in refused.value.expected
-    assert "Only the trainer's own order can continue with other processes" in refused.value.do
+    assert "Only the trainer's own order can continue on different processes" in refused.value.do
     resumed = run(ON_ONE_PROCESS["random"], **options, resume_allow=("loader",))
     assert len(resumed.order) == 3 * SAMPLES
 

@@ -383,7 +383,7 @@ def test_a_state_is_not_saved_after_an_evaluation_run(tmp_path: Path) -> None:
     train(trainer, num_epochs=1)
     trainer.save_training_state(tmp_path / "state")
     trainer.evaluate(DrawingDataset(20))
-    with pytest.raises(CheckpointError, match=r"before evaluate\(\) is called"):
+    with pytest.raises(CheckpointError, match=r"before calling evaluate\(\)"):
         trainer.save_training_state(tmp_path / "after")
     again = make_trainer(seed=9)
     train(again, num_epochs=2, resume_from=tmp_path / "state")

@@ -27,7 +27,7 @@ from pa_core import (
     distributed,
 )
 from pa_core.callbacks.uploads import Uploads
-from pa_core.training_state import fetched_states
+from pa_core.training_state import downloaded_states
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
@@ -306,7 +306,7 @@ def test_each_machine_fetches_the_state_that_it_lacks(shared_tmp_path: Path, mon
     torch.distributed.barrier()
 
     fetched: list[Path] = []
-    digest = fetched_states._digest  # pyright: ignore[reportPrivateUsage]  # there is one disk
+    digest = downloaded_states._digest  # pyright: ignore[reportPrivateUsage]  # there is one disk
     fetch = RemoteFolder.fetch
 
     def digest_on_this_machine(path: Path) -> str:
@@ -317,7 +317,7 @@ def test_each_machine_fetches_the_state_that_it_lacks(shared_tmp_path: Path, mon
         fetched.extend([found[0]] if distributed.rank() else [])
         return found
 
-    monkeypatch.setattr(fetched_states, "_digest", digest_on_this_machine)
+    monkeypatch.setattr(downloaded_states, "_digest", digest_on_this_machine)
     monkeypatch.setattr(RemoteFolder, "fetch", note_fetched)
     assert train(make_trainer(saving(states, url)), resume_from=url) == expected
     assert len(fetched) == distributed.rank()

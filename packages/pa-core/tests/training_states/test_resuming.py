@@ -295,7 +295,7 @@ def test_that_there_is_nothing_to_save_is_said_before_what_comes_with_it_is_look
         trainer.save_training_state(tmp_path / "state", {"function": print})
     trainer.train(DrawingDataset(4), 1)
     trainer.evaluate(DrawingDataset(4))
-    with pytest.raises(CheckpointError, match="after a run that trained nothing"):
+    with pytest.raises(CheckpointError, match="after a run without training"):
         trainer.save_training_state(tmp_path / "state", {"function": print})
 
 

@@ -312,8 +312,8 @@ def said(output: str, setting: str = "length of the schedule") -> list[str]:
     return re.split(r"  +", row)[1:]
 
 
-KEPT = "8; then what its scheduler does after its end"
-OF_SCRIPT = "16, as far as the function of the script depends on it"
+KEPT = "8; then the behaviour of its scheduler after its end"
+OF_SCRIPT = "16, if the function of the script depends on it"
 SCHEDULES: dict[str, tuple[Any, str]] = {
     "cosine after a warm-up": (partial(after_a_warmup, total=UPDATES), KEPT),
     "function": (partial(by_function, total=UPDATES), OF_SCRIPT),
@@ -348,7 +348,7 @@ def test_a_schedule_of_epochs_has_its_length_in_epochs(tmp_path: Path, capsys: p
     for name, options in (("cosine", cosine), ("plateau", plateau)):
         train_schedule(0.1, num_epochs=2, **options).save_training_state(tmp_path / name)
         train_schedule(0.1, num_epochs=4, **options, resume_from=tmp_path / name)
-        assert said(capsys.readouterr().out) == ["2", "4", "2; then what its scheduler does after its end"]
+        assert said(capsys.readouterr().out) == ["2", "4", "2; then the behaviour of its scheduler after its end"]
 
 
 def test_stepping_it_at_another_time_is_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def test_a_run_may_go_on_without_a_state_for_which_the_disk_has_no_room(tmp_path
     states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, asynchronous=asynchronous, on_save_error="warn")
     callbacks = [states, CallAt("on_optimizer_step_end", fill, 3), AlsoAt("on_optimizer_step_end", free, 5)]
     match = (
-        r"could not be written.*tensors take [\d,]+ bytes, on a disk with [\d,]+ free bytes.*tries again at the next"
+        r"could not be written.*tensors take [\d,]+ bytes, on a disk with [\d,]+ free bytes.*tries again with the next"
     )
     with disk, pytest.warns(UserWarning, match=match):
         train(make_trainer(*callbacks))
@@ -342,7 +342,7 @@ def test_rounds_on_a_dataset_that_grows_train_or_say_how(tmp_path: Path, capsys:
     assert said.startswith(
         f"Resuming from {tmp_path / 'final'}: this run was complete after update 7, and nothing is left to train."
     )
-    assert said.endswith("pass num_epochs=2 to train one more on this dataset.")
+    assert said.endswith("pass num_epochs=2 to train another epoch on this data.")
     assert round_of(80, num_epochs=2)[0] == 7 + 10
     assert round_of(104, num_epochs=2)[0] == 7 + 10
     assert round_of(104, num_epochs=3)[0] == 7 + 10 + 13

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pa_core import ConfigurationError
-from pa_core.training_state.fetched_states import url_of
+from pa_core.training_state.downloaded_states import url_of
 
 
 def test_urls_are_told_from_paths() -> None:

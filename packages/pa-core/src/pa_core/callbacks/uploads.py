@@ -13,7 +13,7 @@ from pa_checkpoint import CheckpointError, CheckpointNotFoundError, Folder, Remo
 from pa_core import distributed
 from pa_core.distributed.collectives import raise_on_all
 from pa_core.errors import ConfigurationError, TrainingPreempted
-from pa_core.training_state.fetched_states import url_of
+from pa_core.training_state.downloaded_states import url_of
 from pa_core.user_warnings import warn_user
 from pa_data.errors import without_secrets
 from pa_distributed import run_while_others_wait

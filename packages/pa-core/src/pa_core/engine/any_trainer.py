@@ -74,7 +74,7 @@ from pa_core.steps import compatibility, input_checks
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.checkpointer import StateRequest
-from pa_core.training_state.fetched_states import fetched
+from pa_core.training_state.downloaded_states import download
 from pa_core.training_state.progress import Progress, Stage
 from pa_core.training_state.saved_runs import find_saved_run
 from pa_core.types import (
@@ -798,7 +798,7 @@ class AnyTrainer(ABC):
             save_path: The file, by convention ending in ``.pt``.
             checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
             save_optimizer: Whether the optimizer's state is included.
-            save_scheduler: Whether the scheduler's state is included, if there is one.
+            save_scheduler: Whether the scheduler's state is included, if it exists.
             save_per_node: True writes once on each machine, False once in the whole run.
             trainable_only: Whether frozen parameters are left out, for example the base model of an adapter.
                 ``load_checkpoint`` then does not change the frozen parameters of the model.
@@ -849,7 +849,7 @@ class AnyTrainer(ABC):
         if checkpoint.LOSS_FUNC not in trained and has_weights_of(self.loss_func, content):
             trained[checkpoint.LOSS_FUNC] = checkpoint.Trained(self.loss_func)
         optimizers = self.named_optimizers()
-        with initial_hyperparameters.not_asking(*optimizers.values()):
+        with initial_hyperparameters.not_chosen_by_script(*optimizers.values()):
             load_checkpoint_into(
                 content,
                 trained,
@@ -972,8 +972,8 @@ class AnyTrainer(ABC):
             CheckpointNotFoundError: There is no training state.
             CheckpointError: No state is valid, or it belongs to another model or optimizer.
         """
-        saved = find_saved_run(fetched(input_dir, {}, self.print))
-        with initial_hyperparameters.not_asking(*self.named_optimizers().values()):
+        saved = find_saved_run(download(input_dir, {}, self.print))
+        with initial_hyperparameters.not_chosen_by_script(*self.named_optimizers().values()):
             saved.restore_training(self, self._setup.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}
 

@@ -20,7 +20,7 @@ from pa_core.engine.session import Session
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharding.sharded_modules import ShardedModules, compile_in_place
 from pa_core.steps.compatibility import require_usable_model
-from pa_core.training_state.fetched_states import save_dirs_of
+from pa_core.training_state.downloaded_states import save_dirs_of
 from pa_core.training_state.run_settings import describe_arithmetic
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import print_once

@@ -37,7 +37,7 @@ from pa_core.steps.default_step import no_sample_counted
 from pa_core.steps.placeholders import TrainerPlaceholderValues
 from pa_core.tracking import StepMeans
 from pa_core.training_state.checkpointer import EvaluationInterrupted
-from pa_core.training_state.fetched_states import cache_folder, local_folders
+from pa_core.training_state.downloaded_states import cache_folder, local_folders
 from pa_core.training_state.progress import Phase, Progress, Stage
 from pa_core.types import SizedIterable
 from pa_data.rng import restored_rng_states

@@ -73,7 +73,7 @@ class PredictionRun:
                 "Pass its dataset, and its other arguments as collate_fn and dataloader_kwargs."
             )
         DataArgument(self.dataset, "dataset", None, is_made_by_method=False)
-        KeyedDataLoader(self.dataset)  # refuses what has no positions, or no sample
+        KeyedDataLoader(self.dataset)  # raises an error without positions or samples
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
                 raise ConfigurationError(

@@ -1,1 +1,1 @@
-"""Training states: everything a run consists of, captured between two updates and restored to resume from there."""
+"""Training states: the complete state of a run, captured between two updates, and restored to resume it."""

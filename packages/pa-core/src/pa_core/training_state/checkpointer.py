@@ -1,4 +1,4 @@
-"""Safe points: when a training state of a run may be saved, and what happens at these moments."""
+"""Saving training states of a run at safe points."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from pa_data.rng import capture_rng_state
 
 
 class CheckpointedRun(Protocol):
-    """What decides, of a run, what is saved and when.
+    """The parts of a run that decide when and how states are saved.
 
     Attributes:
         progress: The counters of the run.
-        resumption: Where it began.
-        rank_sync: Whether some process requests a training state, or the end of the run.
+        resumption: The beginning of the run: its saved state, if it resumed.
+        rank_sync: The requests of the processes for a training state, or for the end of the run.
     """
 
     progress: Progress
@@ -57,7 +57,7 @@ class CheckpointedRun(Protocol):
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all processes have the buffers of the models in common."""
+        """Whether all processes have the same buffers of the models."""
         ...
 
     @property
@@ -66,21 +66,21 @@ class CheckpointedRun(Protocol):
         ...
 
     def reference_items(self) -> dict[str, float | None]:
-        """Return the reference number of items of an update of each optimizer, by name; None where samples count."""
+        """Return the reference number of items of an update of each optimizer, by name; None if samples are counted."""
         ...
 
 
 class StateRequest(NamedTuple):
-    """A training state that someone requested.
+    """A request for a training state.
 
     Attributes:
-        directory: Where it will be.
-        extras: Further entries, as they are when the state is requested.
-        asynchronous: Whether training continues while it is written.
-        sequence: Its place among the states of a folder.
-        on_saved: Called with the directory, by the process that writes, once it is there.
-        keeps_other_runs: Whether a state of another run that has the name stays, and this one gets a similar name.
-        may_fail: Whether the run continues if it cannot be written.
+        directory: The directory of the state.
+        extras: Further entries, with their values at the time of the request.
+        asynchronous: Whether training continues while the state is written.
+        sequence: The number of the state among the states of a folder.
+        on_saved: Called with the directory, on the process that writes, after the state is complete.
+        keeps_other_runs: Whether an existing state of another run stays, and the new state gets a similar name.
+        may_fail: Whether the run continues if the state cannot be written.
     """
 
     directory: Path
@@ -93,7 +93,7 @@ class StateRequest(NamedTuple):
 
 
 class _Evaluation(NamedTuple):
-    """An evaluation that may be interrupted: what comes next if it is, and the RNG state before it."""
+    """An evaluation that may be interrupted: the phase after an interruption, and the RNG state before it."""
 
     phase: Phase
     rng_state: Mapping[str, Any]
@@ -103,28 +103,28 @@ class _Evaluation(NamedTuple):
 class EvaluationInterrupted(BaseException):
     """Aborts an evaluation. A ``BaseException``, so that a user's ``except Exception`` does not swallow it.
 
-    It unwinds the evaluation before anything is saved: a callback that swaps the weights for the time of an evaluation
-    has put its own back by then.
+    It unwinds the evaluation before a state is saved: a callback that swaps the weights during an evaluation has
+    restored them by then.
     """
 
 
 class Checkpointer:
-    """Saves training states at safe points, where everything that a run consists of belongs to the same update.
+    """Saves training states at safe points, at which all parts of a run belong to the same update.
 
-    A run tells where it is: it sets ``next_phase`` when everything that it consists of belongs to the same update, and
-    to None when it begins something that cannot be done a second time, such as an update. At a safe point, it calls
-    ``checkpoint`` if ``RankSync.is_pending``. Evaluations cost nothing to repeat, and may be interrupted by a
-    preemption: the state is then the one from before the evaluation.
+    A run sets ``next_phase`` when all of its parts belong to the same update, and to None when it begins an operation
+    that cannot be repeated, for example an update. At a safe point, it calls ``checkpoint`` if ``RankSync.is_pending``.
+    Evaluations can be repeated, and may be interrupted by a preemption: the state is then that from before the
+    evaluation.
 
-    It is for one run after the other, each of which calls ``start_run``.
+    It is used for all runs of a trainer, and each of them calls ``start_run``.
 
     Attributes:
-        next_phase: What comes next in the run, at a safe point; None everywhere else.
+        next_phase: The next phase of the run, at a safe point; None elsewhere.
         registered: Further objects that are part of each state, in this order.
         ended_by: The class of the exception that ended the run; None while it runs and after a regular end. Not the
             exception, whose traceback would keep the batch and the graph of the last step in memory.
-        is_between_steps: Whether an update is complete with all that belongs to it, and its last event is being called:
-            an evaluation may be interrupted here.
+        is_between_steps: Whether an update is complete, and its last event is being called: an evaluation may be
+            interrupted here.
         unchecked_optimizers: The names of the optimizers to check after their first update.
     """
 
@@ -132,7 +132,7 @@ class Checkpointer:
         self.registered: list[SupportsStateDict] = []
         self._writer = Writer()
         self._last_may_fail = False
-        self._folders: dict[Path, FolderLock | None] = {}  # which the run has for itself; the first process locks them
+        self._folders: dict[Path, FolderLock | None] = {}  # reserved for the run; the first process locks them
         self._stores: list[RemoteFolder] = []
         self._has_trained = False
         self._layers: TrainedLayers | None = None
@@ -140,10 +140,10 @@ class Checkpointer:
     # The course of a run
 
     def start_run(self, run: CheckpointedRun) -> None:
-        """Forget the run before.
+        """Drop the state of the previous run.
 
         Args:
-            run: The new one.
+            run: The new run.
         """
         self._state = run
         self.next_phase: Phase | None = None
@@ -159,7 +159,7 @@ class Checkpointer:
         self._interrupted: _Evaluation | None = None
 
     def record_layers(self, run: ResumableRun) -> None:
-        """Record what the optimizers train.
+        """Record the parameters of the optimizers.
 
         Args:
             run: The run, before its first hook is called.
@@ -168,7 +168,7 @@ class Checkpointer:
         self._layers = TrainedLayers(run)
 
     def record_start(self, run: ResumableRun) -> None:
-        """Record what the script keeps next to the parts of the run.
+        """Record the state that the script keeps besides the parts of the run.
 
         Args:
             run: The run, once all hooks and callbacks of its start were called.
@@ -182,13 +182,13 @@ class Checkpointer:
             run: The run, between two updates.
 
         Raises:
-            ConfigurationError: The optimizers train what is gone.
+            ConfigurationError: The optimizers train parameters that no model has.
         """
         if self._layers is not None:
             self._layers.check(run)
 
     def has_changed(self, loss_func: nn.Module) -> bool:
-        """Return whether a loss function has weights, or buffers that the last run has changed.
+        """Return whether a loss function has weights, or buffers that the last run changed.
 
         Args:
             loss_func: The loss function, a module.
@@ -198,21 +198,21 @@ class Checkpointer:
         )
 
     def checkpoint(self, run: ResumableRun, call: Callable[..., object]) -> None:
-        """Save what was requested, at a safe point.
+        """Save the requested states, at a safe point.
 
         Args:
             run: The run.
             call: Calls the listeners of an event by its name, which may stop the run.
 
         Raises:
-            TrainingPreempted: Some process requested it before the run was complete; the states that callbacks
-                requested are saved.
+            TrainingPreempted: A process requested it before the run was complete; the states that callbacks requested
+                are saved.
             CheckpointError: A state could not be written.
-            OSError: As above.
+            OSError: A state could not be written.
         """
         rank_sync = self._state.rank_sync
         is_saved, is_preempted = rank_sync.pop_requests()
-        # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
+        # A run that is complete must not be started again: the process ends as if no preemption had been requested.
         is_preempted = is_preempted and self.next_phase is not Phase.COMPLETE
         try:
             if is_saved:
@@ -222,17 +222,17 @@ class Checkpointer:
             if self._requests:
                 self._save_requested(run, call)
         finally:
-            rank_sync.is_pending |= bool(self._requests)  # where a callback has stopped the run
+            rank_sync.is_pending |= bool(self._requests)  # if a callback stopped the run
         if is_preempted:
             self.settle()
             raise TrainingPreempted
         self._interrupted = None
 
     def end(self, exception: BaseException, device: torch.device) -> None:
-        """Note the exception that ends the run, and the RNG state, since the script may draw from now on.
+        """Record the exception that ends the run, and the RNG state, because the script may draw from now on.
 
         Args:
-            exception: What ends it.
+            exception: The exception.
             device: The device of the run.
         """
         self.ended_by = type(exception)
@@ -240,11 +240,12 @@ class Checkpointer:
             self._rng_state = capture_rng_state(device)
 
     def settle(self) -> None:
-        """Wait for a state that is written in the background, and see that the folders are still this run's.
+        """Wait for a state that is written in the background, and check that the folders still belong to this run.
 
         Raises:
-            CheckpointError: It could not be written, or a folder was moved, replaced, removed or taken by another run.
-            OSError: It could not be written.
+            CheckpointError: The state could not be written, or a folder was moved, replaced, removed or acquired by
+                another run.
+            OSError: The state could not be written.
         """
         with self._warning_of_last_one():
             self._writer.wait()
@@ -254,10 +255,10 @@ class Checkpointer:
                     lock.check()
 
     def abandon(self, failure: BaseException) -> None:
-        """Let the writing in the background finish when the run fails, without telling other processes.
+        """Let the writing in the background finish when the run fails, without communication.
 
         Args:
-            failure: Why the run ends; notes are added to it of states that are missing.
+            failure: The error that ends the run; notes about missing states are added to it.
         """
         self.drop_requests(failure)
         try:
@@ -266,10 +267,10 @@ class Checkpointer:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
     def drop_requests(self, failure: BaseException) -> None:
-        """Add notes of the states that were requested and are not saved to the error that ends a run.
+        """Add notes about requested states that are not saved to the error that ends a run.
 
         Args:
-            failure: Why the run ends.
+            failure: The error that ends the run.
         """
         for request, _ in self._requests:
             failure.add_note(
@@ -281,22 +282,22 @@ class Checkpointer:
     # Evaluations
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return the context of an evaluation, which may be within another one."""
+        """Return the context of an evaluation, which may be within another evaluation."""
         return temporarily(self, _num_evaluations=self._num_evaluations + 1)
 
     @contextmanager
     def interruptible(self, phase: Phase, run: ResumableRun, eval_sets: Sequence[str | None] = ()) -> Generator[None]:
-        """Let an evaluation be interrupted within the context, for the resumed run to do it again.
+        """Allow interrupting an evaluation within the context, which the resumed run repeats.
 
-        It cannot be where the run is not preemptible, in another evaluation, or, mid-epoch, within an update.
+        It has no effect if the run is not preemptible, in another evaluation, or, mid-epoch, within an update.
 
         Args:
-            phase: What comes next if it is: ``EVALUATION`` or ``INTERMEDIATE_EVALUATION``.
+            phase: The phase after an interruption: ``EVALUATION`` or ``INTERMEDIATE_EVALUATION``.
             run: The run.
-            eval_sets: The evaluation sets that the resumed run then evaluates; of a single dataset, None.
+            eval_sets: The evaluation sets that the resumed run then evaluates; None for a single dataset.
 
         Raises:
-            EvaluationInterrupted: It was interrupted.
+            EvaluationInterrupted: The evaluation was interrupted.
         """
         is_nested = self._evaluation is not None or self._num_evaluations > 0
         if not run.preemptible or is_nested or (phase.is_mid_epoch and not self.is_between_steps):
@@ -313,17 +314,17 @@ class Checkpointer:
             self._evaluation = None
 
     def interrupt_evaluation_if_requested(self, run: ResumableRun) -> None:
-        """Interrupt an evaluation between two batches if the run is to be preempted; all processes after the same one.
+        """Interrupt an evaluation between two batches if the run is preempted, after the same batch on all processes.
 
         Args:
             run: The run.
 
         Raises:
-            EvaluationInterrupted: One of them does.
+            EvaluationInterrupted: A process requested preemption.
         """
         if self._evaluation is None or self._num_evaluations > 1:
             return
-        # Custom loaders of other kinds may have another number of batches on each process.
+        # Custom loaders of other kinds may have different numbers of batches on each process.
         if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
             self._state.rank_sync.agree_on_preemption()
         if self._state.rank_sync.preempt.is_agreed:
@@ -331,26 +332,26 @@ class Checkpointer:
 
     # States
 
-    def reserve_folder(self, folder: Path, say: Callable[[str], None], upload_to: str | None = None) -> Path | None:
-        """Acquire a folder for this run until it is over.
+    def reserve_folder(self, folder: Path, report: Callable[[str], None], upload_to: str | None = None) -> Path | None:
+        """Reserve a folder for this run until it ends.
 
         Args:
-            folder: Its path without symbolic links.
-            say: Told why it takes time, where it does.
+            folder: The path of the folder, without symbolic links.
+            report: A function that prints the reason if this takes time.
             upload_to: The URL of an object store to which the states of the folder are sent.
 
         Returns:
-            As ``AnyTrainer.reserve_state_folder``.
+            The state that the run continues, on the first process; see ``AnyTrainer.reserve_state_folder``.
 
         Raises:
-            FolderInUseError: Another run uses it.
-            CheckpointError: Its lock cannot be written, or the object store cannot be used.
-            OSError: It cannot be made or written to.
+            FolderInUseError: Another run uses the folder.
+            CheckpointError: The lock of the folder cannot be written, or the object store cannot be used.
+            OSError: The folder cannot be created or written to.
         """
         resumption = self._state.resumption
         with _raising_on_all():
             if folder not in self._folders:
-                self._folders[folder] = self._lock(folder, say, upload_to) if distributed.rank() == 0 else None
+                self._folders[folder] = self._lock(folder, report, upload_to) if distributed.rank() == 0 else None
             resumption.choose_name(self._folders, self._stores)
             for store in self._stores:
                 store.register(resumption.name)
@@ -359,16 +360,16 @@ class Checkpointer:
         return newest if is_continued else None
 
     def release_folders(self) -> None:
-        """Let other runs use the folders, when everything is written."""
+        """Release the folders, after all states are written."""
         for lock in filter(None, self._folders.values()):
             lock.release()
         self._folders.clear()
         self._stores.clear()
 
-    def _lock(self, folder: Path, say: Callable[[str], None], upload_to: str | None) -> FolderLock:
+    def _lock(self, folder: Path, report: Callable[[str], None], upload_to: str | None) -> FolderLock:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        lock = FolderLock(folder, say)
+        lock = FolderLock(folder, report)
         if upload_to is not None:
             store = RemoteFolder(upload_to)
             store.check()
@@ -376,14 +377,14 @@ class Checkpointer:
         return lock
 
     def request(self, request: StateRequest) -> None:
-        """Have a state saved at the next safe point.
+        """Request a state at the next safe point.
 
         Args:
             request: The state.
 
         Raises:
-            ConfigurationError: There has not been any training yet.
-            CheckpointError: One of its extras cannot be stored.
+            ConfigurationError: There was no training yet.
+            CheckpointError: A further entry cannot be stored.
         """
         self._require_training()
         self._writer.check({"extras": request.extras})
@@ -396,12 +397,12 @@ class Checkpointer:
         Args:
             request: The state.
             run: The run.
-            call: As for ``checkpoint``.
+            call: Calls the listeners of an event by its name.
 
         Raises:
-            ConfigurationError: There has not been any training yet.
-            CheckpointError: The run cannot be resumed from where it ended, or the state cannot be written.
-            OSError: It cannot be written.
+            ConfigurationError: There was no training yet.
+            CheckpointError: The run cannot be resumed from its end, or the state cannot be written.
+            OSError: The state cannot be written.
         """
         self._require_training()
         self._require_phase()
@@ -409,13 +410,14 @@ class Checkpointer:
         self._save_requested(run, call)
 
     def check(self, run: ResumableRun) -> None:
-        """Raise an error for anything that cannot be saved; optimizers are checked again after their first update.
+        """Raise an error for objects that cannot be saved; optimizers are checked again after their first update.
 
         Args:
             run: The run.
 
         Raises:
-            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again.
+            CheckpointError: The state contains an object that is neither a tensor nor plain, or that could not be
+                loaded again.
         """
         for scheduler in run.named_schedulers().values():
             _check_scheduler(scheduler)
@@ -430,7 +432,7 @@ class Checkpointer:
         """Raise an error for an optimizer whose state could not be saved, after its first update.
 
         Args:
-            name: Its name, one of the unchecked ones.
+            name: The name of an unchecked optimizer.
             run: The run.
 
         Raises:
@@ -480,7 +482,7 @@ class Checkpointer:
 
     @contextmanager
     def _warning_of_last_one(self) -> Generator[None]:
-        """Let a state that may fail cause a warning, on the process that has written it, instead of an error."""
+        """Let a state that may fail cause a warning, on the process that writes it, instead of an error."""
         try:
             yield
         except (CheckpointError, OtherProcessError, OSError) as error:
@@ -489,10 +491,10 @@ class Checkpointer:
             if not isinstance(error, OtherProcessError):
                 given = f" ({error.given})" if isinstance(error, CheckpointError) else ""
                 problem = error.problem.rstrip(".") if isinstance(error, CheckpointError) else str(error)
-                warn_user(f"{problem}{given}. The run continues without this state, and tries again at the next one.")
+                warn_user(f"{problem}{given}. The run continues without this state, and tries again with the next state.")
 
     def _capture(self, run: ResumableRun, position: Position) -> dict[str, Any]:
-        """All parts of a training state but the extras, by reference; every process must call this."""
+        """Return the parts of a training state without further entries, by reference; every process must call this."""
         state, resumption = self._state, self._state.resumption
         loader, settings = innermost(run.train_dataloader), resumption.settings or {}
         extension = find_extension(run, position, state.progress)
@@ -504,7 +506,7 @@ class Checkpointer:
         parts["run"] = {
             "position": position.to_dict(),
             "seed": resumption.seed,
-            # of an order of another kind, the settings say which
+            # other classes of orders are in the settings
             "algorithm": loader.order.algorithm if is_keyed(loader) and "order" not in settings else None,
             "settings": dict(settings),
             "hyperparameters": pack_by_optimizer(resumption.hyperparameters),
@@ -523,44 +525,44 @@ class Checkpointer:
         return {**parts, "ranks": distributed.gather_objects(of_process)}
 
     def _require_phase(self) -> Phase:
-        """Return what comes next in a run that has ended.
+        """Return the next phase of a run that has ended.
 
         Raises:
-            CheckpointError: The run cannot be resumed from where it ended.
+            CheckpointError: The run cannot be resumed from its end.
         """
-        # Several processes agree on where they are when they are preempted; other exceptions end each where it is.
+        # A preemption ends all processes at the same position; other exceptions end each at its own.
         is_together = self.ended_by is None or issubclass(self.ended_by, TrainingPreempted)
         ended_apart = distributed.num_processes() > 1 and not is_together
         if self.next_phase is not None and not ended_apart:
             return self.next_phase
         raise CheckpointError(
-            "The run cannot be resumed from where it ended, so its training state is not saved.",
+            "The run cannot be resumed from its end, so its training state is not saved.",
             given=f"save_training_state() {_when(self.ended_by)}",
-            expected="a run that is in progress, that is complete, or that was left between two updates",
+            expected="a run that is in progress, complete, or that ended between two updates",
             do=_advice(self.ended_by),
         )
 
 
 def _when(ended_by: type[BaseException] | None) -> str:
     if ended_by is None:
-        return "after a run that trained nothing, such as evaluate()"
+        return "after a run without training, for example evaluate()"
     kind, processes = ended_by.__name__, distributed.num_processes()
     if processes > 1:
-        return f"after {kind} ended the run on {processes} processes, each where it was"
+        return f"after {kind} ended the run on {processes} processes, each at its own position"
     return f"after {kind} ended the run in the middle of an update, an epoch's events or an evaluation"
 
 
 def _advice(ended_by: type[BaseException] | None) -> str:
     if ended_by is None:
-        return "Save the state before evaluate() is called, or when the training run is over."
+        return "Save the state before calling evaluate(), or at the end of the training run."
     if issubclass(ended_by, NonFiniteLossError):
-        return "Resume from a state that was saved before, with other settings."
+        return "Resume from an earlier state, with other settings."
     if issubclass(ended_by, KeyboardInterrupt):
         return (
             'Pass SaveTrainingStateCallback(..., stop_on_signals=("SIGINT",)): Ctrl-C then ends the run after the '
             "update, with a state."
         )
-    return "Resume from a state that SaveTrainingStateCallback(..., save_every_n_steps=...) saved before."
+    return "Resume from an earlier state of SaveTrainingStateCallback(..., save_every_n_steps=...)."
 
 
 def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
@@ -577,7 +579,7 @@ def _summary(request: StateRequest, position: Position, run: str) -> dict[str, s
 
 @contextmanager
 def _raising_on_all() -> Generator[None]:
-    """Raise what one process meets within the context on all of them, which all miss a state for it."""
+    """Raise the error of any process within the context on all processes, because all of them lack the state."""
     problem: Exception | None = None
     try:
         yield
@@ -587,7 +589,7 @@ def _raising_on_all() -> Generator[None]:
 
 
 def _check_scheduler(scheduler: object) -> None:
-    """Raise an error for a scheduler that has no state to save, or none that could be loaded.
+    """Raise an error for a scheduler whose state cannot be saved and loaded.
 
     Raises:
         CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
@@ -604,11 +606,11 @@ def _check_state_of_optimizer(optimizer: Optimizer, state: object) -> None:
     """Raise an error for an optimizer whose present state could not be stored.
 
     Args:
-        optimizer: The optimizer. Most make their state with the first update.
+        optimizer: The optimizer. Most optimizers create their state in the first update.
         state: The state.
 
     Raises:
-        CheckpointError: Something in the state is neither a tensor nor plain.
+        CheckpointError: The state contains an object that is neither a tensor nor plain.
     """
     try:
         Writer.check({"optimizer": state})
@@ -617,6 +619,6 @@ def _check_state_of_optimizer(optimizer: Optimizer, state: object) -> None:
             "The state of the optimizer cannot be stored in a training state.",
             given=f"{type(optimizer).__name__} with {error.given}",
             expected=error.expected,
-            do="Use an optimizer whose state is of plain tensors, such as torch.optim.AdamW, or save no training "
+            do="Use an optimizer whose state consists of plain tensors, like torch.optim.AdamW, or save no training "
             "states: trainer.save_model() saves the weights.",
         ) from error

@@ -1,4 +1,4 @@
-"""Custom data loaders in training states: what is saved of them, and how they get back to their position."""
+"""Custom data loaders in training states: saving and restoring their positions."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class CustomLoaderState:
 
     Its batches are fetched one at a time, each after the batch before it was trained on. Between two updates, the
     loader and the RNG state therefore belong to the last batch that was trained on. A loader with a ``state_dict``
-    resumes from its state; of any other, the batches of the epoch are fetched again from the first one on, from the
+    resumes from its state; with any other loader, the batches of the epoch are fetched again from the first, with the
     same RNG state.
 
     Args:
         loader: The loader, without slices around it.
-        device: Where batches are moved.
+        device: The device that batches are moved to.
 
     Attributes:
         loader: The loader.
@@ -58,12 +58,12 @@ class CustomLoaderState:
         self._was_iterated = False
         self._epoch_start: dict[str, Any] | None = None
         self._loaded: Mapping[str, Any] | None = None
-        self._reading: Iterator[Any] | None = None  # of a loader without workers, over a dataset with a state
+        self._reading: Iterator[Any] | None = None  # for a loader without workers, over a dataset with a state
         self._at_position: Iterator[Any] | None = None
 
     def batches(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch, on the device."""
-        # Now, and not with the first batch: where a slice leaves none, nobody asks for it.
+        """Iterate over the remaining batches of the epoch, on the device."""
+        # Open the loader now, and not with the first batch, because a slice may not request a batch.
         arriving, self._at_position = self._at_position, None
         return self._on_device(arriving)
 
@@ -72,7 +72,7 @@ class CustomLoaderState:
             yield move_to_device(batch, self._device)
 
     def capture(self, *, mid_epoch: bool) -> dict[str, Any]:
-        """Return what a training state holds of the loader.
+        """Return the state of the loader for a training state.
 
         Args:
             mid_epoch: Whether training steps of the epoch may follow.
@@ -81,15 +81,15 @@ class CustomLoaderState:
             **_capture_between_epochs(self.loader),
             "state": self._state(),
             "epoch_start": self._epoch_start if mid_epoch else None,
-            # Of a dataset that was read to its end for the last batch: its state may belong to the next epoch.
+            # The state of a dataset that was read to its end for the last batch may belong to the next epoch.
             **({"has_ended": True} if mid_epoch and has_ended(self._reading) else {}),
         }
 
     def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
-        """Return how the loader will get to its position, and what that promises.
+        """Describe how the loader will reach its position, and whether the samples are the same.
 
         Args:
-            saved: As for ``resume_mid_epoch``.
+            saved: The saved state of the loader; see ``resume_mid_epoch``.
             steps: The number of batches.
         """
         name = describe_loader(self.loader)
@@ -98,24 +98,24 @@ class CustomLoaderState:
         replayed = f"Fetching {steps} batch{'' if steps == 1 else 'es'} of {name} again, without training on them."
         if saved is None:
             return (
-                f"{replayed} The saved run had another loader, or shared the samples differently: samples may come "
+                f"{replayed} The saved run had a different loader, or shared samples differently: samples may occur "
                 "twice or never."
             )
         return (
-            f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
-            f"start of the epoch or on generators of the loader's own."
+            f"{replayed} The next batches are the same as without the interruption if their order depends only on the "
+            f"RNG state at the start of the epoch or on generators of the loader."
         )
 
     def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
-        """Restore the loader to where it was after an epoch; this may draw random numbers.
+        """Restore the loader to its state after an epoch; this may draw random numbers.
 
         Args:
-            saved: What ``capture`` returned.
+            saved: The state, from ``capture``.
         """
         if self._takes_over(saved):
             self._load(saved)
             if self._iterates_to_load:
-                # It takes over its state only then, and begins the next epoch when it is iterated again.
+                # It loads its state only then, and begins the next epoch when it is iterated over again.
                 iter(_accelerate.fetching_loader(self.loader))
         _restore_between_epochs(self.loader, saved)
 
@@ -123,7 +123,7 @@ class CustomLoaderState:
         """Restore the loader to its position within an epoch; this may draw random numbers.
 
         Args:
-            saved: What ``capture`` returned; None for another loader, of which only batches can be counted.
+            saved: The state, from ``capture``; None for a different loader, whose batches can only be counted.
             steps: The number of batches that were trained on.
             report: Called with the number of batches skipped so far.
 
@@ -132,9 +132,9 @@ class CustomLoaderState:
         """
         if saved is not None and saved.get("epoch_start") is None:
             raise CheckpointError(
-                "The training state does not tell where the epoch of the loader began.",
+                "The training state does not contain the beginning of the loader's epoch.",
                 given=describe_loader(self.loader),
-                do="Use another state, such as the one before it.",
+                do="Use another state, for example the previous state.",
             )
         if saved is None or not self._takes_over(saved):
             self._replay(saved, steps, report)
@@ -149,10 +149,10 @@ class CustomLoaderState:
             restore_generators(self.loader, saved["generators"])
 
     def resume_at_epoch_end(self, saved: Mapping[str, Any] | None) -> None:
-        """Restore the loader to where it was when the last batch of an epoch was trained on; fetch nothing.
+        """Restore the loader to its state after the last batch of an epoch, without fetching batches.
 
         Args:
-            saved: As for ``resume_mid_epoch``.
+            saved: The saved state of the loader; see ``resume_mid_epoch``.
         """
         if saved is not None:
             self.resume_between_epochs(saved)
@@ -183,7 +183,7 @@ class CustomLoaderState:
                     "The loader has fewer batches than were trained on before the interruption.",
                     given=f"{number} batches of {describe_loader(self.loader)}",
                     expected=f"at least {steps}",
-                    do="Make the loader of the same data as before, or begin a new run.",
+                    do="Create the loader from the same data as before, or begin a new run.",
                 )
             report(number + 1)
 
@@ -208,15 +208,15 @@ class CustomLoaderState:
         if self._stateful is None:
             return None
         if self._iterates_to_load and not self._was_iterated:
-            return self._loaded  # asked for its state now, it would start its workers
+            return self._loaded  # reading its state now would start its workers
         return self._stateful.state_dict()
 
 
 class RunLoaders:
-    """The custom data loaders of a run; the position of a keyed one follows from the number of samples.
+    """The custom data loaders of a run; the position of a keyed loader follows from the number of samples.
 
     Args:
-        device: Where batches are moved.
+        device: The device that batches are moved to.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -224,7 +224,7 @@ class RunLoaders:
         self._in_training: CustomLoaderState | None = None
 
     def custom_state(self, train_dl: object) -> CustomLoaderState | None:
-        """Return the state of a custom training loader; None for a keyed one.
+        """Return the state of a custom training loader; None for a keyed loader.
 
         Args:
             train_dl: The loader, perhaps with slices around it.
@@ -237,7 +237,7 @@ class RunLoaders:
         return self._in_training
 
     def capture(self, run: ResumableRun, *, mid_epoch: bool) -> dict[str, Any]:
-        """Return what a training state holds of the loaders of this process.
+        """Return the states of the loaders of this process for a training state.
 
         Args:
             run: The run.
@@ -251,7 +251,7 @@ class RunLoaders:
         return captured
 
     def resume_between_epochs(self, run: ResumableRun, saved: SavedRun, settings: Mapping[str, Any]) -> None:
-        """Restore the loaders to where they were between two epochs; this may draw random numbers.
+        """Restore the loaders to their states between two epochs; this may draw random numbers.
 
         Args:
             run: The run.
@@ -282,7 +282,7 @@ class RunLoaders:
             saved: The saved run.
             settings: The settings of the current run.
             steps: The number of batches of the epoch that were trained on.
-            is_at_end: Whether none is left to be trained on.
+            is_at_end: Whether no batch is left to train on.
             report: Called with the number of batches skipped so far.
 
         Raises:
@@ -307,7 +307,7 @@ class RunLoaders:
 
 
 def _capture_between_epochs(loader: object) -> dict[str, Any]:
-    """Return what outlives an epoch of a custom data loader, for training or evaluation.
+    """Return the state of a custom data loader between epochs, for training or evaluation.
 
     Args:
         loader: The loader, without slices around it.
@@ -318,11 +318,11 @@ def _capture_between_epochs(loader: object) -> dict[str, Any]:
 
 
 def _restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
-    """Restore what ``_capture_between_epochs`` returned; this may draw random numbers.
+    """Restore the result of ``_capture_between_epochs``; this may draw random numbers.
 
     Args:
         loader: The loader.
-        saved: What was captured.
+        saved: The captured state.
     """
     if saved["has_workers"]:
         _start_persistent_workers(loader)
@@ -330,14 +330,14 @@ def _restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
 
 
 def _start_persistent_workers(loader: object) -> None:
-    """Have the seed of the workers drawn now: epochs after their first one draw none."""
+    """Let the loader draw the seed of its workers now: epochs after the first do not draw a seed."""
     iter(_accelerate.fetching_loader(loader))
 
 
 def _start_sampler(batches: Any) -> None:
-    """Have a sampler draw its order now, from the RNG state of the start of the epoch, and not with the next batch.
+    """Let a sampler draw its order now, from the RNG state at the start of the epoch, and not with the next batch.
 
-    Without workers, torchdata skips what a sampler without a state has yielded only when the next batch is requested.
+    Without workers, torchdata skips the yielded indices of a sampler without a state only with the next batch.
     """
     if isinstance(getattr(batches, "_sampler_iter", None), islice):
         indices = iter(batches._index_sampler)
@@ -347,12 +347,12 @@ def _start_sampler(batches: Any) -> None:
 
 
 def _preserving_worker_seeds(loader: object) -> AbstractContextManager[None]:
-    """For a loader that starts its workers when it loads a state: draw their seed from another generator."""
+    """Draw the seed of workers from a separate generator if a loader starts them when it loads a state."""
     return temporarily(_accelerate.fetching_loader(loader), generator=torch.Generator())
 
 
 def _with_state(loader: object) -> SupportsStateDict | None:
-    """What knows the position in an epoch: the loader, or the iterable dataset that it reads in this process."""
+    """Return the object with the position in an epoch: the loader, or the iterable dataset that it reads."""
     fetching: Any = _accelerate.fetching_loader(loader)
     if _accelerate.is_dispatched(loader):
         return None
@@ -365,14 +365,14 @@ def _with_state(loader: object) -> SupportsStateDict | None:
 
 
 def _draws_late(sampler: Any) -> bool:
-    """Whether ``iter(sampler)`` alone draws nothing; torchdata calls it several times to load a state."""
+    """Whether ``iter(sampler)`` does not draw; torchdata calls it several times to load a state."""
     kind: Any = sampler.__class__
     is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
     return is_known or supports_state_dict(sampler) or inspect.isgeneratorfunction(kind.__iter__)
 
 
 def capture_generators(loader: object) -> dict[str, Any]:
-    """Return the states of all generators that are attributes of a loader, its samplers or its dataset.
+    """Return the states of the generators that are attributes of a loader, its samplers or its dataset.
 
     Generators of torch, NumPy and Python are found.
 
@@ -393,11 +393,11 @@ def capture_generators(loader: object) -> dict[str, Any]:
 
 
 def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
-    """Restore the states of generators; those without a saved state stay as they are.
+    """Restore the states of generators; generators without a saved state do not change.
 
     Args:
-        loader: A loader that is made as the one whose generators were captured.
-        states: What ``capture_generators`` returned.
+        loader: A loader with the same attributes as the captured loader.
+        states: The states, from ``capture_generators``.
     """
     for found in generators_of_loader(loader):
         if found.place in states:
@@ -407,7 +407,7 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
 
 
 def _of_evaluation(run: ResumableRun) -> dict[str, SizedIterable]:
-    """The evaluation loaders of a run, under their names in a state."""
+    """Return the evaluation loaders of a run, by their names in a state."""
     if run.eval_dataloaders:
         return {f"evaluation of {name}": loader for name, loader in run.eval_dataloaders.items()}
     return {} if run.eval_dataloader is None else {"evaluation": run.eval_dataloader}

@@ -1,9 +1,9 @@
-"""What a script sets on its optimizer, as opposed to what runs have changed.
+"""The settings that a script chose for its optimizer, as opposed to changes by runs.
 
-A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process creates
-a new optimizer; within one process, the next run finds what the last one left. So the settings are recorded when a run
-begins and when it ends. A setting that is still as the run left it counts as what was set before that run; any other
-was changed by the script since.
+A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process creates a
+new optimizer; within a process, the next run finds the settings at the end of the last run. So the settings are
+recorded when a run begins and when it ends. A setting that still has its value from the end of the run counts as set
+before that run; any other setting was changed by the script since.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pa_core.training_state.model_state import hyperparameters
 
 @dataclass
 class _Record:
-    """Plain settings of each group: the ones set when a run began, and the ones it left; None until it has ended."""
+    """Plain settings of each group: those at the beginning of a run, and those at its end; None until then."""
 
     requested: list[dict[str, Any]]
     left: list[dict[str, Any]] | None = None
 
 
-# Not on the trainer: the next run of an optimizer may be that of another one, as in a notebook.
+# Not on the trainer: the next run of an optimizer may belong to another trainer, as in a notebook.
 _records: WeakKeyDictionary[Optimizer, _Record] = WeakKeyDictionary()
 
 
 def requested_hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain settings of each group as the script sets them.
+    """Return the plain settings of each group that the script chose.
 
     Args:
-        optimizer: The optimizer; within a run, what was set when it began is returned.
+        optimizer: The optimizer; within a run, the result has the settings at its beginning.
 
     Example:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        >>> with not_asking(optimizer):
+        >>> with not_chosen_by_script(optimizer):
         ...     optimizer.param_groups[0]["lr"] = 0.04
         >>> requested_hyperparameters(optimizer)[0]["lr"]
         0.1
@@ -55,7 +55,7 @@ def requested_hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     if record.left is None:
         return record.requested
     number = len(record.requested)
-    groups = [_of_group(*one) for one in zip(record.requested, record.left, present, strict=False)]
+    groups = [_of_group(*settings) for settings in zip(record.requested, record.left, present, strict=False)]
     return groups[:number] + present[max(number, len(record.left)) :]
 
 
@@ -66,15 +66,15 @@ def _of_group(before: Mapping[str, Any], left: Mapping[str, Any], now: Mapping[s
 
 
 def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[str, Any]]:
-    """Record what a script sets when a run begins.
+    """Record the settings of the script when a run begins.
 
     Args:
         optimizer: The optimizer.
-        is_resumed: Whether the run resumes from a training state. Then the groups become what they would be in a new
-            process: those that an earlier run added are removed, and restoring the state adds them again.
+        is_resumed: Whether the run resumes from a training state. Then the groups become those of a new process: groups
+            that an earlier run added are removed, and restoring the state adds them again.
 
     Returns:
-        What ``requested_hyperparameters`` returns.
+        The settings, as in ``requested_hyperparameters``.
     """
     requested = requested_hyperparameters(optimizer)
     record = _records.get(optimizer)
@@ -97,15 +97,15 @@ def _write(optimizer: Optimizer, requested: Sequence[Mapping[str, Any]]) -> None
 
 
 def end_run(optimizer: Optimizer) -> None:
-    """Record how a run left the settings; nothing where no run began."""
+    """Record the settings at the end of a run; has no effect if no run began."""
     record = _records.get(optimizer)
     if record is not None and record.left is None:
         record.left = hyperparameters(optimizer)
 
 
 @contextmanager
-def not_asking(*optimizers: Optimizer) -> Generator[None]:
-    """Within the context, settings loaded from a file do not count as requests; a run may be in progress."""
+def not_chosen_by_script(*optimizers: Optimizer) -> Generator[None]:
+    """Load settings from a file within the context, without counting them as chosen by the script."""
     notes = [(optimizer, _records.get(optimizer)) for optimizer in optimizers]
     outside_of_runs = [optimizer for optimizer, record in notes if record is None or record.left is not None]
     for optimizer in outside_of_runs:

@@ -1,4 +1,4 @@
-"""The states of models and optimizers in a training state, and whether the two still belong together."""
+"""The states of models and optimizers in a training state, and checks that they fit the run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pa_data.state_search import Snapshot
 
 
 class SavedOptimizer(NamedTuple):
-    """What is saved of an optimizer.
+    """The saved state of an optimizer.
 
     Attributes:
-        state: What its ``state_dict`` returned.
-        parameters: The names of its parameters, group by group; None for one that no model holds.
-        parameters_beside_the_model: Those that no model holds, in their order.
+        state: The result of its ``state_dict``.
+        parameters: The names of its parameters, group by group; None for a parameter of no model.
+        parameters_beside_the_model: The parameters of no model, in their order.
     """
 
     state: dict[str, Any]
@@ -37,22 +37,22 @@ class SavedOptimizer(NamedTuple):
 def require_same_optimizers(
     optimizers: Mapping[str, Optimizer], parameters: Mapping[str, nn.Parameter], saved: Mapping[str, SavedOptimizer]
 ) -> None:
-    """Raise an error for anything that was saved of other optimizers, or of optimizers of other parameters.
+    """Raise an error for the saved states of other optimizers, or of optimizers with other parameters.
 
     Args:
-        optimizers: The optimizers by name, as the script made them.
+        optimizers: The optimizers by name, as the script created them.
         parameters: The parameters of all models, by name.
-        saved: What was saved, by name.
+        saved: The saved states, by name.
 
     Raises:
-        CheckpointError: It is not of these.
+        CheckpointError: The states do not belong to these optimizers.
     """
     if optimizers.keys() != saved.keys():
         raise CheckpointError(
-            "The run has other optimizers than the one that was saved.",
+            "The run has other optimizers than the saved run.",
             given=", ".join(optimizers) or "no optimizer",
             expected=", ".join(saved),
-            do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
+            do="Create the optimizers like the saved run, with the same names, or begin a new run.",
         )
     for name, optimizer in optimizers.items():
         _require_same_parameters(names_by_group(optimizer, parameters), saved[name].parameters, parameters)
@@ -65,21 +65,21 @@ def _require_fitting_state(
     groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
     groups += added_groups(optimizer, parameters, saved)
     found = incompatibility(optimizer, saved.state, groups=groups)
-    others = [tuple(one.shape) for one in parameters_beside(optimizer, parameters)]
-    if found is None and [tuple(one.shape) for one in saved.parameters_beside_the_model] != others:
-        found = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
+    others = [tuple(parameter.shape) for parameter in parameters_beside(optimizer, parameters)]
+    if found is None and [tuple(parameter.shape) for parameter in saved.parameters_beside_the_model] != others:
+        found = f"its parameters outside of the model have shapes other than {', '.join(map(str, others)) or 'none'}"
     if found is not None:
-        do = "Use another state, or create the optimizer as the saved run did."
+        do = "Use another state, or create the optimizer like the saved run."
         raise does_not_fit(optimizer, f"optimizers.{name}.state", do, found)
 
 
 def added_groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: SavedOptimizer) -> list[list[Tensor]]:
-    """Return the groups that the saved run has added to those with which the optimizer was made, of layers it unfroze.
+    """Return the groups that the saved run added to the optimizer, for layers that it unfroze.
 
     Args:
-        optimizer: The optimizer, as the script made it.
+        optimizer: The optimizer, as the script created it.
         parameters: The parameters of all models, by name.
-        saved: What was saved.
+        saved: The saved state.
     """
     added = saved.parameters[len(optimizer.param_groups) :]
     return [[parameters[name] for name in names if name is not None] for names in added]
@@ -88,20 +88,20 @@ def added_groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: 
 def restore_parameters_beside_the_model(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
 ) -> None:
-    """Restore the parameters of an optimizer that no model holds.
+    """Restore the parameters of an optimizer that are in no model.
 
     Args:
         optimizer: The optimizer.
         parameters: The parameters of all models, by name.
-        saved: What was saved.
+        saved: The saved state.
     """
     others = parameters_beside(optimizer, parameters)
-    for parameter, one in zip(others, saved.parameters_beside_the_model, strict=True):
-        StoredTensor.of(one).read_into(parameter)
+    for parameter, stored in zip(others, saved.parameters_beside_the_model, strict=True):
+        StoredTensor.of(stored).read_into(parameter)
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain settings of each group, such as the learning rate: what a script sets on its optimizer."""
+    """Return the plain settings of each group, for example the learning rate."""
     return [
         {name: _number(value) for name, value in group.items() if name != "params" and _is_setting(value)}
         for group in optimizer.param_groups
@@ -114,15 +114,15 @@ def apply_hyperparameters(
     before: Sequence[Mapping[str, Any]],
     requested: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Apply what a script sets on its optimizer now and did not before.
+    """Apply the settings of an optimizer that the script has changed since the saved run.
 
     A learning rate is changed in proportion, so that a scheduler continues from the same point of its curve.
 
     Args:
         optimizer: The optimizer with the state of the saved run.
         scheduler: The scheduler with the state of the saved run.
-        before: What ``hyperparameters`` returned when the saved run began.
-        requested: What it returned when this run began.
+        before: The result of ``hyperparameters`` at the beginning of the saved run.
+        requested: The result of ``hyperparameters`` at the beginning of this run.
     """
     for index, (group, old, new) in enumerate(zip(optimizer.param_groups, before, requested, strict=False)):
         for name in sorted(new.keys() & old.keys()):
@@ -145,31 +145,31 @@ def _scale_base_rate(scheduler: object, index: int, factor: float) -> None:
     base_rates = getattr(scheduler, "base_lrs", None)
     if isinstance(base_rates, list):
         base_rates[index] = base_rates[index] * factor
-    nested = getattr(scheduler, NESTED_SCHEDULERS, ())  # of SequentialLR and ChainedScheduler
-    for one in cast("Sequence[object]", nested) if isinstance(nested, list | tuple) else ():
-        _scale_base_rate(one, index, factor)
+    nested = getattr(scheduler, NESTED_SCHEDULERS, ())  # in SequentialLR and ChainedScheduler
+    for inner in cast("Sequence[object]", nested) if isinstance(nested, list | tuple) else ():
+        _scale_base_rate(inner, index, factor)
 
 
 def _require_same_parameters(
     given: list[list[str | None]], saved: list[list[str | None]], known: Container[object]
 ) -> None:
-    """Compare the groups; those that the saved run has added must be of parameters that a model has."""
+    """Compare the groups; groups that the saved run added must have parameters of a model."""
     for number, (names, expected) in enumerate(zip(given, saved, strict=False)):
         if names != expected:
             raise _other_parameters(f"group {number} with {_list(names)}", f"group {number} with {_list(expected)}")
     if len(given) > len(saved):
         raise _other_parameters(f"{len(given)} groups", f"{len(saved)} groups")
     for number, names in enumerate(saved[len(given) :], start=len(given)):
-        if unknown := [one for one in names if one not in known]:
+        if unknown := [name for name in names if name not in known]:
             raise _other_parameters(f"{len(given)} groups", f"group {number} with {_list(unknown)}")
 
 
 def _other_parameters(given: str, expected: str) -> CheckpointError:
     return CheckpointError(
-        "The optimizer holds other parameters than the one that was saved.",
-        given=f"an optimizer of {given}",
+        "The optimizer has other parameters than the saved optimizer.",
+        given=f"an optimizer with {given}",
         expected=expected,
-        do="Create the optimizer as the saved run did, in the same order, or begin a new run.",
+        do="Create the optimizer like the saved run, in the same order, or begin a new run.",
     )
 
 
@@ -194,21 +194,21 @@ def _number(value: Any) -> Any:
 
 
 def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
-    """Raise an error for anything that was saved of other models.
+    """Raise an error for the saved states of other models.
 
     Args:
         models: The models without wrappers, by name.
-        saved: What was saved, by name.
+        saved: The saved states, by name.
 
     Raises:
-        CheckpointError: It is not of these.
+        CheckpointError: The states do not belong to these models.
     """
     if models.keys() != saved.keys():
         raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(saved)}")
     for name, model in models.items():
         if found := incompatibility(model, saved[name].weights):
             kind = type(model).__name__ if len(models) == 1 else f"{name}, of type {type(model).__name__}"
-            raise _other_model(f"{kind}: {found}", "the model of the run that was saved")
+            raise _other_model(f"{kind}: {found}", "the model of the saved run")
 
 
 def _other_model(given: str, expected: str) -> CheckpointError:
@@ -216,53 +216,61 @@ def _other_model(given: str, expected: str) -> CheckpointError:
         "The training state belongs to another model.",
         given=given,
         expected=expected,
-        do='Make the model as that run did. Or carry over what fits: resume_allow=("model",).',
+        do='Create the model like that run. Or load only fitting weights: resume_allow=("model",).',
     )
 
 
 class TrainedLayers:
-    """Compares the parameters of a run with those that it began with; steps pay nothing for it.
+    """Compares the parameters of a run with those at its beginning, only when states are saved.
 
     Args:
         run: The run, before its first hook is called.
     """
 
     def __init__(self, run: ResumableRun) -> None:
-        self._names = {id(one): name for name, one in _named_parameters(run).items()}
-        self._held = [*_named_parameters(run).values()]  # an identity is given to another object without them
+        self._names = {id(parameter): name for name, parameter in _named_parameters(run).items()}
+        self._held = [*_named_parameters(run).values()]  # kept alive, because ids of deleted objects are reused
         self._has_warned = False
         self._is_sharded = any(map(is_sharded_module, run.named_models().values()))
         self._of_loss_func = _buffers_now(run.loss_func) if isinstance(run.loss_func, nn.Module) else Snapshot({})
 
     def check(self, run: ResumableRun) -> None:
-        """Raise an error for layers that have been replaced, so that the optimizers train what no model has.
+        """Raise an error for replaced layers, because the optimizers train parameters of no model.
 
-        Layers that have been added, and that get gradients which no optimizer uses, are named in a warning, once.
+        A warning names added layers once, if they get gradients that no optimizer uses.
 
         Args:
             run: The run, between two updates.
 
         Raises:
-            ConfigurationError: There are such layers.
+            ConfigurationError: Layers were replaced.
         """
-        if self._is_sharded:  # its parameters are others while they are whole
+        if self._is_sharded:  # its parameters are different objects while they are gathered
             return
         present = _named_parameters(run)
-        trained = {id(one): one for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
-        missing = trained.keys() & self._names.keys() - {id(one) for one in present.values()}
-        new = {name: one for name, one in present.items() if one.requires_grad and id(one) not in self._names}
-        untrained = [name for name, one in new.items() if id(one) not in trained]
+        trained = {
+            id(parameter): parameter
+            for optimizer in run.named_optimizers().values()
+            for parameter in parameters_of(optimizer)
+        }
+        missing = trained.keys() & self._names.keys() - {id(parameter) for parameter in present.values()}
+        new = {
+            name: parameter
+            for name, parameter in present.items()
+            if parameter.requires_grad and id(parameter) not in self._names
+        }
+        untrained = [name for name, parameter in new.items() if id(parameter) not in trained]
         if missing and untrained:
             gone = [name for identity, name in self._names.items() if identity in missing]
             raise ConfigurationError(
-                "Layers were replaced within the run, and the optimizer trains those that are gone.",
-                given=f"an optimizer of {_list(gone)} as before, and no optimizer of {_list(untrained)} as now",
-                do=f"Replace layers before the optimizer is made, or pass what is new to the optimizer: {_HOW_TO_ADD}.",
+                "Layers were replaced within the run, and the optimizer trains the removed layers.",
+                given=f"an optimizer of the earlier {_list(gone)}, and no optimizer of the present {_list(untrained)}",
+                do=f"Replace layers before creating the optimizer, or pass the new layers to it: {_HOW_TO_ADD}.",
             )
         self._warn([name for name in untrained if new[name].grad is not None])
 
     def _warn(self, added: list[str]) -> None:
-        """Name what is trained by nobody; what has no gradients, such as a teacher, is left alone."""
+        """Warn about added layers without an optimizer, except for layers without gradients, like a teacher."""
         if self._has_warned or not added:
             return
         self._has_warned = True
@@ -273,7 +281,7 @@ class TrainedLayers:
             )
 
     def changed_in(self, loss_func: nn.Module) -> bool:
-        """Return whether the run has changed buffers of a loss function.
+        """Return whether the run changed buffers of a loss function.
 
         Args:
             loss_func: The loss function.
@@ -282,9 +290,13 @@ class TrainedLayers:
 
 
 def _buffers_now(module: nn.Module) -> Snapshot:
-    return Snapshot({str(number): one for number, one in enumerate(buffers_of_module(module))})
+    return Snapshot({str(number): buffer for number, buffer in enumerate(buffers_of_module(module))})
 
 
 def _named_parameters(run: ResumableRun) -> Mapping[str, Tensor]:
     modules = modules_of(run)
-    return {f"{name}.{inner}": one for name, module in modules.items() for inner, one in module.named_parameters()}
+    return {
+        f"{name}.{inner}": parameter
+        for name, module in modules.items()
+        for inner, parameter in module.named_parameters()
+    }

@@ -1,4 +1,4 @@
-"""Buffers in which a process differs from the first one, such as a queue of what each process has computed."""
+"""Buffers that differ between processes, for example a queue of values that each process computed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _WORD: Final = 8
 
 
 class OwnBuffers:
-    """Returns what a training state has to hold for each process of modules whose buffers no exchange makes equal.
+    """Returns the buffers that a training state must store for each process, because they are not exchanged.
 
-    These are modules that no optimizer trains, the loss function, and models in a run that does not exchange their
-    buffers. A buffer that is too large to be collected on the first process is named in one warning, and so are weights
-    that nothing trains and that differ all the same.
+    They belong to modules without an optimizer, the loss function, and models in a run that does not exchange their
+    buffers. A buffer that is too large to be collected on the first process is named in a warning, and so are weights
+    without an optimizer that differ between processes.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class OwnBuffers:
         self._has_compared = False
 
     def capture(self, run: ResumableRun, shares_buffers: bool) -> dict[str, Tensor]:
-        """Return the buffers in which this process differs from the first one, by place; every process must call this.
+        """Return the buffers in which this process differs from the first, by place; every process must call this.
 
         Args:
             run: The run.
-            shares_buffers: Whether all processes have the buffers of the models in common.
+            shares_buffers: Whether all processes have the same buffers of the models.
         """
         if distributed.num_processes() == 1:
             return {}
@@ -55,9 +55,9 @@ class OwnBuffers:
         if large and not self._has_warned and rank == 0:
             self._has_warned = True
             warn_user(
-                f"{shown_places(large)} differ between the processes, and are too large for each process to have its "
-                "own in a training state: a resumed run has what process 0 had. If later steps need "
-                "them, keep them equal, as with trainer.gather(...)."
+                f"{shown_places(large)} differ between the processes, and are too large to be stored for each process "
+                "in a training state: a resumed run has the values of process 0. If later steps need "
+                "them, keep them equal, for example with trainer.gather(...)."
             )
         return {
             place: buffers[place].detach().to("cpu", copy=True)
@@ -67,60 +67,61 @@ class OwnBuffers:
 
 
 def digests_of_own_buffers(run: ResumableRun, *, shares_buffers: bool) -> dict[str, list[str | None]]:
-    """Return digests of the buffers in which processes differ by design, by place; every process must call this.
+    """Return digests of the buffers that may differ between processes, by place; every process must call this.
 
     Args:
         run: The run.
-        shares_buffers: Whether all processes have the buffers of the models in common.
+        shares_buffers: Whether all processes have the same buffers of the models.
 
     Returns:
-        The same on all processes: of each buffer the digests in the order of the ranks, None where one lacks it.
+        The digests of each buffer in the order of the ranks, None if a process does not have it; the same on all
+        processes.
     """
     return _compare(_buffers(run, of_models=not shares_buffers), _digest)
 
 
 def restore_own_buffers(run: ResumableRun, stored: Mapping[str, Tensor | StoredTensor]) -> None:
-    """Put back what ``OwnBuffers.capture`` returned, over what the first process had.
+    """Restore the result of ``OwnBuffers.capture``, after the buffers of the first process.
 
     Args:
         run: The run.
-        stored: What this process stored, by place.
+        stored: The stored buffers of this process, by place.
     """
     buffers = _buffers(run, of_models=True) if stored else {}
     with torch.no_grad():
-        for place, one in stored.items():
-            if place in buffers and tuple(buffers[place].shape) == tuple(one.shape):
-                StoredTensor.of(one).read_into(buffers[place])
+        for place, buffer in stored.items():
+            if place in buffers and tuple(buffers[place].shape) == tuple(buffer.shape):
+                StoredTensor.of(buffer).read_into(buffers[place])
 
 
 @contextmanager
 def buffers_of_first_process(run: ResumableRun, *, shares_buffers: bool) -> Generator[None]:
-    """Within the context, all processes have the buffers of the first one, but a loss function keeps its own.
+    """Copy the buffers of the first process to all others within the context, except those of a loss function.
 
-    Every process must enter it. Afterwards, each has its own again.
+    Every process must enter it. Afterwards, each process has its own buffers again.
 
     Args:
         run: The run, with its modules on the device.
-        shares_buffers: Whether all processes have the buffers of the models in common.
+        shares_buffers: Whether all processes have the same buffers of the models.
     """
     modules = _modules(run, of_models=not shares_buffers)
     own = {} if distributed.num_processes() == 1 else _buffers_of(modules)
-    kept = {place: one.detach().clone() for place, one in own.items()}
+    kept = {place: buffer.detach().clone() for place, buffer in own.items()}
     broadcast_tensors(own.values())
     try:
         yield
     finally:
         with torch.no_grad():
-            for place, one in _buffers_of(modules).items():
+            for place, buffer in _buffers_of(modules).items():
                 if place in kept:
-                    one.copy_(kept[place])
+                    buffer.copy_(kept[place])
 
 
 def _compare(tensors: Mapping[str, Tensor], digest: Callable[[Tensor], _T]) -> dict[str, list[_T | None]]:
     """Return the digests of tensors that are not the same on all processes, in the order of the ranks."""
     if distributed.num_processes() == 1 or not tensors:
         return {}
-    of_all = distributed.gather_objects({place: digest(one.detach()) for place, one in tensors.items()})
+    of_all = distributed.gather_objects({place: digest(tensor.detach()) for place, tensor in tensors.items()})
     places = dict.fromkeys(place for each in of_all for place in each)
     by_place: dict[str, list[_T | None]] = {place: [each.get(place) for each in of_all] for place in places}
     return {place: of_each for place, of_each in by_place.items() if len(set(of_each)) > 1}
@@ -141,49 +142,49 @@ def _modules(run: ResumableRun, *, of_models: bool) -> dict[str, nn.Module]:
 
 def _buffers_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {
-        f"{name}.{inner}": one
+        f"{name}.{inner}": buffer
         for name, module in modules.items()
-        for inner, one in module.named_buffers(remove_duplicate=False)
-        if one.layout is torch.strided and not (is_sharded(one) or one.is_meta)
+        for inner, buffer in module.named_buffers(remove_duplicate=False)
+        if buffer.layout is torch.strided and not (is_sharded(buffer) or buffer.is_meta)
     }
 
 
 def _name_differing_weights(run: ResumableRun) -> None:
-    """Warn if modules that no optimizer trains have other weights on some processes, though they began with the same.
+    """Warn if modules without an optimizer have different weights on the processes, which began with the same weights.
 
-    A state has what the first process has: otherwise, each process would have to write a whole model.
+    A state has the weights of the first process: otherwise, each process would have to write a whole model.
     """
     weights = {
-        place: one
-        for place, one in _untrained_weights(run)
-        if one.layout is torch.strided and not (is_sharded(one) or one.is_meta)
+        place: weight
+        for place, weight in _untrained_weights(run)
+        if weight.layout is torch.strided and not (is_sharded(weight) or weight.is_meta)
     }
     differing = [*_compare(weights, _sum_of_bits)]
     if differing and distributed.rank() == 0:
         warn_user(
             f"{shown_places(differing)} differ between the processes, though no optimizer trains them. A training "
-            "state has what process 0 has, and a resumed run gives it to all processes. Change them in the same way on "
+            "state has the values of process 0, and a resumed run copies them to all processes. Change them equally on "
             "each process, or make them buffers: each process gets its own buffers back."
         )
 
 
 def _untrained_weights(run: ResumableRun) -> Iterator[tuple[str, Tensor]]:
-    trained = {id(one) for optimizer in run.named_optimizers().values() for one in parameters_of(optimizer)}
+    trained = {id(parameter) for optimizer in run.named_optimizers().values() for parameter in parameters_of(optimizer)}
     for name, module in modules_of(run).items():
         if trained.isdisjoint(map(id, parameters_of_module(module))):
-            for inner, one in module.named_parameters():
-                yield f"{name}.{inner}", one
+            for inner, parameter in module.named_parameters():
+                yield f"{name}.{inner}", parameter
 
 
 def _sum_of_bits(tensor: Tensor) -> int:
-    """A number that another value anywhere changes; on the device, as a frozen model may be as large as it can hold."""
+    """Return a number that changes with any value, computed on the device, because a frozen model may be large."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     sums = [_as_numbers(piece).sum() for piece in torch.split(flat, _PIECE)]
     return int(torch.stack(sums).sum()) if sums else 0
 
 
 def _as_numbers(piece: Tensor) -> Tensor:
-    """Bytes, eight of them as a number."""
+    """View bytes as integers of 64 bits."""
     missing = -len(piece) % _WORD
     is_aligned = missing == 0 and piece.storage_offset() % _WORD == 0
     return (piece if is_aligned else nn.functional.pad(piece, (0, missing))).view(torch.int64)

@@ -1,4 +1,4 @@
-"""How far a run has come: the counters of a run, and a position in it."""
+"""The counters of a run, and a position in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pa_core.distributed.comparison import RUN_END
 
 
 class Stage(StrEnum):
-    """What a run is in, as far as processes must be in the same to come together."""
+    """The stage of a run, which must be the same on processes that communicate."""
 
     START = "at the start of the run"
     TRAINING = "in the training of an epoch"
@@ -22,17 +22,17 @@ class Stage(StrEnum):
 
 
 class Phase(StrEnum):
-    """What comes next in a run."""
+    """The next phase of a run."""
 
     EPOCH = "epoch"
     """The start of the next epoch."""
     STEP = "step"
-    """The next training step of an epoch; there may be none left."""
+    """The next training step of an epoch; no step may be left."""
     INTERMEDIATE_EVALUATION = "intermediate_evaluation"
-    """An evaluation between two training steps, which was cut short; then the next training step."""
+    """An evaluation between two training steps that was interrupted; then the next training step."""
     EVALUATION = "evaluation"
-    """The evaluation after a training epoch, which was cut short."""
-    COMPLETE = "nothing"  # as training states have always stored it
+    """The evaluation after a training epoch that was interrupted."""
+    COMPLETE = "nothing"  # the value in training states
     """The run was complete."""
 
     @property
@@ -42,15 +42,15 @@ class Phase(StrEnum):
 
 
 class Position(NamedTuple):
-    """How far a run has come.
+    """The position of a run.
 
     Attributes:
-        phase: What comes next.
-        epochs: Epochs that are complete, with their evaluation and all of their events.
-        updates: Optimizer updates that are complete.
-        samples: Samples of the current epoch, over all processes, that were trained on.
-        steps: Training steps of the current epoch that are complete.
-        eval_sets: Of an evaluation that was cut short, the sets that are left of it; empty for a single dataset.
+        phase: The next phase.
+        epochs: The number of complete epochs, with their evaluation and all of their events.
+        updates: The number of complete optimizer updates.
+        samples: The number of samples of the current epoch, over all processes, that were trained on.
+        steps: The number of complete training steps of the current epoch.
+        eval_sets: The remaining sets of an interrupted evaluation; empty for a single dataset.
 
     Example:
         >>> Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).phase.is_mid_epoch
@@ -68,12 +68,12 @@ class Position(NamedTuple):
         """Return plain values."""
         values = {**self._asdict(), "phase": self.phase.value, "eval_sets": list(self.eval_sets)}
         if not self.eval_sets:
-            del values["eval_sets"]  # which states did not have before there were several
+            del values["eval_sets"]  # which states had not before several sets existed
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Position:
-        """Return the position of which ``to_dict`` returned the values."""
+        """Return the position with these values, from ``to_dict``."""
         read: dict[str, Any] = {"phase": Phase(values["phase"]), "eval_sets": tuple(values.get("eval_sets", ()))}
         return cls(**{**values, **read})
 
@@ -83,13 +83,13 @@ class Progress:
     """The counters of a run. They start at zero; the counters of the run history may continue an earlier run.
 
     Attributes:
-        stage: What the run is in.
-        updates: Optimizer updates that are complete.
-        epochs: Epochs that are complete, with their evaluation; the last events of an epoch see it counted.
-        epoch_under_way: The number of the current epoch, counted from 0, from its first event until after its last one;
-            None between two epochs.
+        stage: The stage of the run.
+        updates: The number of complete optimizer updates.
+        epochs: The number of complete epochs, with their evaluation; the last events of an epoch count it.
+        epoch_under_way: The number of the current epoch, counted from 0, from its first event until after its last
+            event; None between two epochs.
         step: The number of the current training step in its epoch, counted from 1.
-        resumed_steps: Training steps of the current epoch that were complete when this process came to it.
+        resumed_steps: Training steps of the current epoch that were complete when this process began it.
         steps_in_epoch: Training steps of the current epoch up to the end of the last accumulation group, whether or not
             its update was made.
         samples_in_epoch: Samples of the current epoch, over all processes, in the groups that are complete.
@@ -116,10 +116,10 @@ class Progress:
         self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
 
     def position(self, phase: Phase) -> Position:
-        """Return where the run stands; steps and samples of an epoch only where more of its steps are to come.
+        """Return the position of the run, with steps and samples of an epoch only if more of its steps follow.
 
         Args:
-            phase: What comes next.
+            phase: The next phase.
         """
         if not phase.is_mid_epoch:
             return Position(phase, epochs=self.epochs, updates=self.updates)

@@ -1,4 +1,4 @@
-"""Where a run begins: at its first epoch, or where a saved run was interrupted."""
+"""The beginning of a run: its first epoch, or the position of a saved run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.training_state import initial_hyperparameters
 from pa_core.training_state.custom_loader_state import RunLoaders
-from pa_core.training_state.fetched_states import fetched, local_folders
+from pa_core.training_state.downloaded_states import download, local_folders
 from pa_core.training_state.progress import Phase, Position, Progress
 from pa_core.training_state.run_settings import describe_differences, describe_settings, with_schedule_lengths
 from pa_core.training_state.run_state import SavedRun
@@ -26,23 +26,23 @@ from pa_data import set_epoch
 
 
 class ResumePlan:
-    """Where a run begins, and what it resumes from; one for each run.
+    """The beginning of a run, and the saved run that it resumes; each run has its own plan.
 
-    ``remaining_epochs`` yields the epochs that are left, and ``resume_steps`` brings the first of them to its place.
+    ``remaining_epochs`` yields the remaining epochs, and ``resume_steps`` restores the position in the first of them.
 
     Args:
         progress: The counters of the run, which are set to the counters of the saved run.
-        device: Where batches are moved.
-        reproducible: Whether what decides the bits of the run besides the program is one of its settings.
+        device: The device that batches are moved to.
+        reproducible: Whether the settings include the hardware and software that decide the bits of results.
 
     Attributes:
-        saved: The saved run; None for a new one.
-        phase: What comes next in the saved run, until this run has got there; None from then on and in a new run.
-        was_complete: Whether the saved run was complete, and nothing more is requested.
-        name: The name of the run, which tells its states from other runs' states in the same folder.
-        seed: The number that the order of the data and the augmentation follow from.
-        settings: The requested settings of the run, as plain values; None until it is known.
-        hyperparameters: What the script sets on each optimizer, by name.
+        saved: The saved run; None for a new run.
+        phase: The next phase of the saved run, until this run reaches it; None from then on and in a new run.
+        was_complete: Whether the saved run was complete, and no more training is requested.
+        name: The name of the run, which distinguishes its states from those of other runs in the same folder.
+        seed: The seed of the order of the data and of the augmentation.
+        settings: The requested settings of the run, as plain values; None until they are known.
+        hyperparameters: The settings of each optimizer that the script chose, by name.
         loaders: The custom data loaders of the run.
     """
 
@@ -64,21 +64,21 @@ class ResumePlan:
     def find(
         self, run: ResumableRun, resume_from: str | Path | None, resume_missing: Literal["error", "start"]
     ) -> None:
-        """Find the state to resume from, before the loaders are made; every process must call this.
+        """Find the state to resume from, before the loaders are created; every process must call this.
 
         Args:
             run: The run.
-            resume_from: One state, or a folder of states, or the URL of one of them; None for a new run.
-            resume_missing: ``"start"`` begins a new run where there is no state at all.
+            resume_from: A state, a folder of states, or a URL; None for a new run.
+            resume_missing: ``"start"`` begins a new run if there is no state.
 
         Raises:
-            ConfigurationError: As ``find_saved_run``.
-            CheckpointNotFoundError: As ``find_saved_run``.
-            CheckpointError: As ``find_saved_run``.
+            ConfigurationError: ``resume_missing`` is unknown.
+            CheckpointNotFoundError: There is no state.
+            CheckpointError: No state is valid.
         """
         if resume_from is None:
             return
-        place = fetched(resume_from, local_folders(run.callback_handler.callbacks), run.print)
+        place = download(resume_from, local_folders(run.callback_handler.callbacks), run.print)
         self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
             near = describe_neighbours(resume_from)
@@ -88,13 +88,13 @@ class ResumePlan:
             self.choose_name([self.saved.path.parent])
 
     def choose_name(self, folders: Collection[Path], stores: Collection[RemoteFolder] = ()) -> None:
-        """Keep the name of the saved run where this one continues it; a run that branches off has its own name.
+        """Keep the name of the saved run if this run continues it; a run that branches off has its own name.
 
-        So neither ever takes the states of the other for its own. The name matters on the first process.
+        So each run only manages its own states. The name matters on the first process.
 
         Args:
-            folders: Where this run saves its states.
-            stores: The object stores to which it sends them.
+            folders: The folders in which this run saves its states.
+            stores: The object stores to which this run sends its states.
 
         Raises:
             CheckpointError: A store cannot be queried.
@@ -105,11 +105,11 @@ class ResumePlan:
 
     @property
     def continued_state(self) -> Path | None:
-        """On the first process, the state that is resumed from; None for a new run and one that branches off."""
+        """On the first process, the state that is resumed from; None for a new run, or a run that branches off."""
         return self.saved.path if self.saved is not None and self.name == self.saved.name else None
 
     def record_hyperparameters(self, run: ResumableRun) -> None:
-        """Record what the script sets on the optimizers, before their schedulers are made.
+        """Record the settings of optimizers that the script chose, before their schedulers are created.
 
         Args:
             run: The run.
@@ -120,12 +120,12 @@ class ResumePlan:
         }
 
     def record_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
-        """Record the requested settings of the run, once all of its objects are made.
+        """Record the requested settings of the run, once all of its objects are created.
 
         Args:
             run: The run.
-            stepping: When schedulers are stepped, and with what.
-            count_steps: Returns how often a scheduler is stepped in a number of updates and epochs.
+            stepping: When schedulers are stepped, and with which metric.
+            count_steps: Returns the number of steps of a scheduler in a number of updates and epochs.
         """
         config = run.run_config
         num_steps = count_steps(config.max_num_train_steps or 0, config.num_epochs)
@@ -139,16 +139,16 @@ class ResumePlan:
         objects: Sequence[SupportsStateDict],
         allowed: Collection[str],
     ) -> None:
-        """Restore everything but what callbacks set up when the run starts, and print what is resumed; or do nothing.
+        """Restore the saved run, except for the values that callbacks set at its start, and print its position.
 
         Args:
             run: The run.
             scaler: The gradient scaler of fp16.
-            objects: What was registered to be saved with the run.
+            objects: The registered objects that are saved with the run.
             allowed: Names of ``RESUME_OVERRIDES``.
 
         Raises:
-            CheckpointError: The run is not the one that was saved.
+            CheckpointError: The run differs from the saved run.
         """
         saved, settings = self.saved, self.settings or {}
         if saved is None:
@@ -164,7 +164,7 @@ class ResumePlan:
         self.phase = saved.position.phase
         self.was_complete = self.phase is Phase.COMPLETE
         self._restore_order(run, saved)
-        has_other_data = any(one.name == "dataset_length" for one in differences)
+        has_other_data = any(difference.name == "dataset_length" for difference in differences)
         print_once(run, _describe_start(saved.path, saved.position, has_other_data=has_other_data))
         if differences:
             print_once(run, describe_differences(differences))
@@ -180,10 +180,10 @@ class ResumePlan:
     # While it runs
 
     def remaining_epochs(self, run: ResumableRun) -> Iterator[int]:
-        """Iterate over the numbers of the epochs that are left, from 0; each has to count itself in the progress.
+        """Iterate over the numbers of the remaining epochs, from 0; the caller counts each epoch in the progress.
 
-        Callbacks, loaders and the RNG state are restored with the first one, or without any, unless they belong to a
-        place within the epoch. The training loader has the order of the epoch that was yielded last.
+        Callbacks, loaders and the RNG state are restored with the first epoch, or without any, unless they belong to a
+        position within the epoch. The training loader has the order of the epoch that was yielded last.
 
         Args:
             run: The run.
@@ -199,7 +199,7 @@ class ResumePlan:
             self.phase = None
 
     def _has_epochs_left(self, run: ResumableRun) -> bool:
-        """Whether there is an epoch to train, or to bring to its end; how many a stream has shows only at its end."""
+        """Whether there is an epoch to train or to complete; the number of epochs of a stream shows only at its end."""
         if self.phase is Phase.COMPLETE:
             return False
         if run.epoch_lengths.are_known:
@@ -208,7 +208,7 @@ class ResumePlan:
         return is_in_epoch or self._progress.updates != run.run_config.max_num_train_steps
 
     def resume_steps(self, run: ResumableRun, train_dl: SizedIterable, report: Callable[[int], object]) -> Phase | None:
-        """Restore what belongs to a place within an epoch, once the first events of the epoch were called again.
+        """Restore a position within an epoch, after the first events of the epoch were called again.
 
         Args:
             run: The run.
@@ -216,7 +216,7 @@ class ResumePlan:
             report: Called with the number of steps skipped so far.
 
         Returns:
-            What came next in the saved run; None in an epoch that begins at its first step.
+            The next phase of the saved run; None in an epoch that begins at its first step.
 
         Raises:
             CheckpointError: The training loader has fewer batches than were trained on.
@@ -250,19 +250,19 @@ class ResumePlan:
         return phase
 
     def interrupted_sets(self, run: ResumableRun) -> list[str] | None:
-        """Return which evaluation sets are left of the evaluation in which the saved run was interrupted.
+        """Return the remaining evaluation sets of the evaluation in which the saved run was interrupted.
 
         Args:
-            run: The run, which may have other sets.
+            run: The run, which may have different sets.
 
         Returns:
-            The sets that the run has; None where it was not interrupted in one of several sets.
+            The remaining sets that the run has; None if it was not interrupted in an evaluation of several sets.
         """
         names = () if self.saved is None else self.saved.position.eval_sets
         return [name for name in names if name in run.eval_dataloaders] or None
 
     def finish(self, run: ResumableRun) -> None:
-        """Leave the RNG state of a run that was complete as that run had left it.
+        """Restore the RNG state at the end of a complete run.
 
         Args:
             run: The run.
@@ -287,11 +287,11 @@ class ResumePlan:
 
 
 def _describe_start(path: Path, position: Position, *, has_other_data: bool) -> str:
-    """Return which state a run resumes from, and where."""
+    """Describe the state that a run resumes from, and its position."""
     epochs, updates = position.epochs, position.updates
     if position.phase is Phase.COMPLETE:
         to_train_on_other_data = (
-            f" num_epochs includes the epochs before: pass num_epochs={epochs + 1} to train one more on this dataset."
+            f" num_epochs includes earlier epochs: pass num_epochs={epochs + 1} to train another epoch on this data."
         )
         return (
             f"Resuming from {path}: this run was complete after update {updates}, and nothing is left to "

@@ -1,4 +1,4 @@
-"""What may differ between a saved run and the one that resumes it, and what may not."""
+"""Comparing the settings of a saved run and of the run that resumes it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ RESUME_OVERRIDES = {
     "samples_per_update": "the boundaries of updates would move, and schedules count updates",
     "dataset_length": "the order of the samples changes, and a position in it means different samples",
     "shuffle": "the order of the samples changes, and some would be seen twice and others never",
-    "order": "a position means different samples in another order, so some would be seen twice and others never",
+    "order": "a position means different samples in a different order, so some would be seen twice and others never",
     "drop_last": "different samples are left out at the end of an epoch",
-    "loader": "a position in one loader's order means nothing in another's",
-    "model": "weights that the state lacks, or has in another shape, keep the values that the script gave them",
-    "optimizer": "the optimizer's statistics, such as momentum, cannot be carried over",
+    "loader": "a position in the order of a loader has no meaning for a different loader",
+    "model": "weights that the state lacks, or has in a different shape, keep the values of the script",
+    "optimizer": "the optimizer's statistics, for example momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
-    "reproducible": "gradients are added up in another order, which gives other bits",
-    "arithmetic": "the same program gives other bits there",
+    "reproducible": "gradients are added up in a different order, which changes bits",
+    "arithmetic": "the same program computes different bits there",
 }
-"""Differences that change what a run means, by the name that allows each, and why they are an error otherwise."""
+"""Differences that change the meaning of a run, by the name that allows each, with the reason of the error."""
 
 LENGTH_OF_SCHEDULE = "length of the schedule"
 _KEPT = {"seed", LENGTH_OF_SCHEDULE}
-"""Settings that keep their saved values, no matter what is requested."""
+"""Settings that keep their saved values, no matter which values are requested."""
 
 
 def describe_settings(
     run: ResumableRun, stepping: str, num_scheduler_steps: int, *, reproducible: bool
 ) -> dict[str, Any]:
-    """Return the settings by which a run is compared with one that resumes it, as plain values.
+    """Return the settings of a run, as plain values, for comparison when it is resumed.
 
     Args:
         run: The run.
-        stepping: When its schedulers are stepped, and with what.
-        num_scheduler_steps: How often the whole run steps each.
-        reproducible: Whether the bits of the run are to follow from the program and from what is named here.
+        stepping: When its schedulers are stepped, and with which metric.
+        num_scheduler_steps: The number of steps of each scheduler in the whole run.
+        reproducible: Whether to include all settings that decide the bits of results.
     """
     config, loader, schedulers = run.run_config, innermost(run.train_dataloader), run.named_schedulers()
     keyed = loader if is_keyed(loader) else None
@@ -52,7 +52,7 @@ def describe_settings(
         dropped = f"updates of {keyed.samples_per_update}"
     processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
     size_of_update: int | str = config.train_total_batch_size
-    if order is not None and order.makes_batches:  # of any size
+    if order is not None and order.makes_batches:  # batches of any size
         batches = config.num_processes * config.gradient_accumulation_steps
         size_of_update = f"{batches} batch{'es' if batches > 1 else ''}"
     micro_batches = f"in micro-batches of {config.train_per_device_batch_size}"
@@ -81,7 +81,7 @@ def describe_settings(
 
 
 def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
-    """Return what decides how numbers are rounded, as plain values by name.
+    """Return the hardware and software that decide how numbers are rounded, as plain values by name.
 
     Args:
         device: The device of the run.
@@ -98,7 +98,7 @@ def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
         "CPU capability": backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        # Asking for float32_matmul_precision or allow_tf32 is an error where a script has set only one of these.
+        # Reading float32_matmul_precision or allow_tf32 is an error if a script set only one of these.
         "float32 products on CUDA": backends.cuda.matmul.fp32_precision,
         "float32 products on CPU": backends.mkldnn.matmul.fp32_precision,
         "float32 convolutions on CUDA": backends.cudnn.conv.fp32_precision,
@@ -110,20 +110,20 @@ def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
 
 
 def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:
-    kinds = {name: type(one).__name__ for name, one in by_name.items()}
+    kinds = {name: type(item).__name__ for name, item in by_name.items()}
     if list(kinds) == [name_of_single]:
         return kinds[name_of_single]
     return ", ".join(f"{name}: {kind}" for name, kind in kinds.items()) or None
 
 
 class Difference(NamedTuple):
-    """A setting that is not what it was when the state was saved.
+    """A setting that differs from the saved run.
 
     Attributes:
-        name: The setting; one of ``RESUME_OVERRIDES`` has to be allowed.
-        saved: What it was.
-        requested: What the script requests now.
-        used: What the run will use.
+        name: The name of the setting; names of ``RESUME_OVERRIDES`` must be allowed.
+        saved: The value of the saved run.
+        requested: The value that the script requests now.
+        used: The value that the run will use.
 
     Example:
         >>> Difference("num_epochs", saved=10, requested=20, used=20).name
@@ -137,10 +137,10 @@ class Difference(NamedTuple):
 
 
 def compare_settings(saved: Mapping[str, Any], requested: Mapping[str, Any]) -> list[Difference]:
-    """Return the settings that differ, in the order in which they are listed.
+    """Return the settings that differ, in their order.
 
     Args:
-        saved: The settings of the run that was saved.
+        saved: The settings of the saved run.
         requested: The settings of the run that resumes it.
 
     Example:
@@ -158,14 +158,14 @@ def compare_settings(saved: Mapping[str, Any], requested: Mapping[str, Any]) -> 
 
 
 def _parts_that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
-    """The entries of two settings that differ, as text; none where only one run has the setting."""
+    """Return the differing entries of two settings, as text."""
     names = [name for name in {**before, **now} if before and now and before.get(name) != now.get(name)]
     saved, requested = (", ".join(f"{name}: {of.get(name)}" for name in names) for of in (before, now))
     return saved, requested
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting; plain orders have none, as whether samples are shuffled tells them."""
+    """Return the value of a setting; plain orders have none, because "shuffle" tells them."""
     if name == "order" and name not in settings and settings.get("shuffle") is not None:
         return "Shuffled()" if settings["shuffle"] else "Sequential()"
     return settings.get(name)
@@ -174,34 +174,42 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:
 def with_schedule_lengths(
     differences: Iterable[Difference], schedulers: Mapping[str, StatefulScheduler], *, is_new: bool
 ) -> list[Difference]:
-    """Return the differences with the length that the schedulers really use.
+    """Return the differences with the length of the schedule that the schedulers really use.
 
     Args:
-        differences: What differs from the saved run.
+        differences: The differences from the saved run.
         schedulers: The schedulers with their restored states, by name.
         is_new: Whether the schedules start over instead.
     """
-    follows_script = any(_follows_functions(one.state_dict()) for one in schedulers.values())
+    follows_script = any(_follows_functions(scheduler.state_dict()) for scheduler in schedulers.values())
     return [
-        one._replace(used=_length_used(one, is_new=is_new, follows_script=follows_script))
-        if one.name == LENGTH_OF_SCHEDULE
-        else one
-        for one in differences
+        difference._replace(used=_length_used(difference, is_new=is_new, follows_script=follows_script))
+        if difference.name == LENGTH_OF_SCHEDULE
+        else difference
+        for difference in differences
     ]
 
 
-def _length_used(one: Difference, *, is_new: bool, follows_script: bool) -> Any:
-    if is_new or one.saved is None or one.requested is None:
-        return one.requested
+def _length_used(length: Difference, *, is_new: bool, follows_script: bool) -> Any:
+    if is_new or length.saved is None or length.requested is None:
+        return length.requested
     if follows_script:
-        return f"{one.requested}, as far as the function of the script depends on it"
-    return f"{one.saved}; then what its scheduler does after its end" if one.requested > one.saved else one.saved
+        return f"{length.requested}, if the function of the script depends on it"
+    return (
+        f"{length.saved}; then the behaviour of its scheduler after its end"
+        if length.requested > length.saved
+        else length.saved
+    )
 
 
 def _follows_functions(state: Mapping[str, Any]) -> bool:
-    """Whether the schedule is a function, as in ``LambdaLR``: a state has the attributes of objects alone."""
-    nested = [cast("Mapping[str, Any]", one) for one in state.get(NESTED_SCHEDULERS, ()) if isinstance(one, Mapping)]
-    return any(not one for one in state.get("lr_lambdas", ())) or any(map(_follows_functions, nested))
+    """Whether the schedule is a function, as in ``LambdaLR``: a state only has attributes of objects."""
+    nested = [
+        cast("Mapping[str, Any]", state_of_inner)
+        for state_of_inner in state.get(NESTED_SCHEDULERS, ())
+        if isinstance(state_of_inner, Mapping)
+    ]
+    return any(not attributes for attributes in state.get("lr_lambdas", ())) or any(map(_follows_functions, nested))
 
 
 def check_resume_overrides(allowed: Collection[str]) -> None:
@@ -217,32 +225,36 @@ def check_resume_overrides(allowed: Collection[str]) -> None:
 
 
 def reject_differences(differences: Iterable[Difference], allowed: Collection[str], advice: Mapping[str, str]) -> None:
-    """Raise an error for differences that change what the run means and were not allowed.
+    """Raise an error for differences that change the meaning of the run and were not allowed.
 
     Args:
-        differences: What differs.
+        differences: The differences.
         allowed: Names of ``RESUME_OVERRIDES``.
-        advice: By name, how to avoid a difference.
+        advice: The advice for avoiding a difference, by name.
 
     Raises:
-        CheckpointError: At least one is not allowed.
+        CheckpointError: A difference is not allowed.
     """
-    refused = [one for one in differences if one.name in RESUME_OVERRIDES and one.name not in allowed]
+    refused = [
+        difference
+        for difference in differences
+        if difference.name in RESUME_OVERRIDES and difference.name not in allowed
+    ]
     if not refused:
         return
-    names = ", ".join(f'"{one.name}"' for one in refused)
-    reasons = "; ".join(f"{one.name}: {RESUME_OVERRIDES[one.name]}" for one in refused)
-    ways = " ".join(advice[one.name] for one in refused if advice.get(one.name))
+    names = ", ".join(f'"{difference.name}"' for difference in refused)
+    reasons = "; ".join(f"{difference.name}: {RESUME_OVERRIDES[difference.name]}" for difference in refused)
+    ways = " ".join(advice[difference.name] for difference in refused if advice.get(difference.name))
     raise CheckpointError(
-        "The run would not continue as the one that was saved.",
-        given=", ".join(f"{one.name}={one.requested}" for one in refused),
-        expected=f"{', '.join(f'{one.name}={one.saved}' for one in refused)} ({reasons})",
-        do=f"{f'{ways} Or' if ways else 'Keep what was saved, or'} allow it by name: resume_allow=({names},).",
+        "The run would not continue like the saved run.",
+        given=", ".join(f"{difference.name}={difference.requested}" for difference in refused),
+        expected=f"{', '.join(f'{difference.name}={difference.saved}' for difference in refused)} ({reasons})",
+        do=f"{f'{ways} Or' if ways else 'Keep the saved values, or'} allow it by name: resume_allow=({names},).",
     )
 
 
 def describe_differences(differences: Iterable[Difference]) -> str:
-    """Return a table of what was saved, what is requested, and what is used.
+    """Return a table of saved, requested and used values.
 
     Example:
         >>> print(describe_differences([Difference("num_epochs", 10, 20, 20)]))
@@ -250,7 +262,10 @@ def describe_differences(differences: Iterable[Difference]) -> str:
         num_epochs  10     20         20
     """
     rows = [["setting", "saved", "requested", "used"]]
-    rows += [[one.name, *map(_text, (one.saved, one.requested, one.used))] for one in differences]
+    rows += [
+        [difference.name, *map(_text, (difference.saved, difference.requested, difference.used))]
+        for difference in differences
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,4 +1,4 @@
-"""What a training state holds of a run: captured, read back and restored."""
+"""The content of a training state: capturing, reading and restoring the parts of a run."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ from pa_data.script_state import ScriptState
 _RecordT = TypeVar("_RecordT", SavedModel, SavedOptimizer, "SavedProcess")
 
 OPTIMIZER = "optimizer"
-"""The name of the only optimizer of a run, which what is saved by optimizer does without."""
+"""The name of the only optimizer of a run, which entries by optimizer omit."""
 
 
 class Extension(NamedTuple):
-    """Where a run continues if more is requested.
+    """The position at which a run continues if more training is requested.
 
     Attributes:
-        position: What comes then.
-        number_in_history: The number of that epoch in the run history.
+        position: The position.
+        number_in_history: The number of its epoch in the run history.
     """
 
     position: Position
     number_in_history: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values."""
         return {**self._asdict(), "position": self.position.to_dict()}
 
 
 class SavedProcess(NamedTuple):
-    """What differs between processes.
+    """The parts of a state that differ between processes.
 
     Attributes:
-        streams: What ``capture_rng_state`` returned.
+        streams: The result of ``capture_rng_state``.
         losses: The totals of the losses of the epoch.
-        loaders: What is saved of custom data loaders, by what they are for.
-        step_means: The totals of what steps logged, by name.
-        script: What objects of the script keep, by place; None in states of earlier versions.
-        buffers: The buffers in which it differs from the first process, by place.
+        loaders: The states of custom data loaders, by their purpose.
+        step_means: The totals of logged values, by name.
+        script: The state of the script's objects, by place; None in states of earlier versions.
+        buffers: The buffers that differ from the first process, by place.
     """
 
     streams: dict[str, Any]
@@ -89,7 +89,7 @@ class SavedProcess(NamedTuple):
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
-    """Return what is saved by the name of an optimizer, which lacks the name if it is the only one.
+    """Return saved values by the name of the optimizer, which the entry of an only optimizer omits.
 
     Example:
         >>> by_optimizer(32.0)
@@ -99,12 +99,12 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
 
 
 def find_extension(run: ResumableRun, position: Position, progress: Progress) -> Extension | None:
-    """Return where a run that has ended within an epoch continues; None where it continues at its position.
+    """Return the position at which a run that ended mid-epoch continues; None if it continues at its present position.
 
     Args:
         run: The run.
-        position: Where it stands.
-        progress: How far it has come in its last epoch.
+        position: The position of the run.
+        progress: The counters of the run.
 
     Example:
         >>> from types import SimpleNamespace
@@ -127,7 +127,7 @@ def find_extension(run: ResumableRun, position: Position, progress: Progress) ->
         if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
             return None
         return Extension(mid_epoch._replace(epochs=position.epochs - 1), number_in_history - 1)
-    # It was stopped at one of the steps or events of an epoch, or preempted there.
+    # It was stopped or preempted at a step or an event of an epoch.
     if is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
         return Extension(mid_epoch, number_in_history)
     if position.phase is not Phase.COMPLETE:
@@ -144,29 +144,31 @@ _SCHEDULER = "scheduler"
 def capture(
     run: ResumableRun, objects: Sequence[SupportsStateDict], scaler: SupportsStateDict | None, shares_buffers: bool
 ) -> dict[str, Any]:
-    """Return what a training state holds of the objects of a run, by reference; every process must call this.
+    """Return the states of the objects of a run, by reference; every process must call this.
 
     Args:
         run: The run.
-        objects: What was registered to be saved with it.
+        objects: The registered objects.
         scaler: The gradient scaler of fp16.
-        shares_buffers: Whether all processes have the buffers of the models in common: what the first one has.
+        shares_buffers: Whether all processes have the same buffers of the models: those of the first process.
     """
     models = run.named_models()
     if shares_buffers:
         for model in models.values():
             distributed.broadcast_buffers(model)
     captured = {name: SavedModel.of(module)._asdict() for name, module in modules_of(run).items()}
-    parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
+    parameters = named_parameters(models)  # the state dicts have resharded the parameters
     callbacks = stateful_callbacks(run.callback_handler.callbacks)
     return {
         "models": captured,
-        "optimizers": {name: _capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
-        "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
+        "optimizers": {
+            name: _capture_optimizer(optimizer, parameters) for name, optimizer in run.named_optimizers().items()
+        },
+        "schedulers": {name: scheduler.state_dict() for name, scheduler in run.named_schedulers().items()},
         "scalers": {} if scaler is None else {"scaler": scaler.state_dict()},
         "history": run.run_history.state_dict(),
-        "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
-        "objects": [{"class": _name(one), "state": one.state_dict()} for one in objects],
+        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "objects": [{"class": _name(registered), "state": registered.state_dict()} for registered in objects],
     }
 
 
@@ -174,24 +176,24 @@ def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -
     return {
         "state": optimizer.state_dict(),
         "parameters": names_by_group(optimizer, parameters),
-        "parameters_beside_the_model": [one.detach() for one in parameters_beside(optimizer, parameters)],
+        "parameters_beside_the_model": [parameter.detach() for parameter in parameters_beside(optimizer, parameters)],
     }
 
 
 def pack_by_optimizer(saved: Mapping[str, Any]) -> Any:
-    """Return what is saved by the name of an optimizer, without the name if it is the only one."""
+    """Return values by the name of the optimizer, without the name for an only optimizer."""
     return saved[OPTIMIZER] if [*saved] == [OPTIMIZER] else dict(saved)
 
 
 class SavedRun:
-    """A saved run, to be resumed in other processes.
+    """A saved run, which other processes can resume.
 
     Args:
         path: The training state.
-        in_shares: Whether all processes read it now, and each verifies its share of what is in pieces.
+        in_shares: Whether all processes read it now, and each verifies its share of the pieces.
 
     Raises:
-        CheckpointError: The state is damaged, or has something that a run does not save.
+        CheckpointError: The state is damaged, or has entries that a run does not save.
     """
 
     def __init__(self, path: Path, *, in_shares: bool) -> None:
@@ -206,9 +208,9 @@ class SavedRun:
             self._read(state.parts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                "The training state has another form than this version of pa-core reads.",
+                "The training state has a different format from that of this version of pa-core.",
                 given=f"{state.path}/state.json: {type(error).__name__}: {error}",
-                do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
+                do="Use another state, for example the previous, or the version of pa-core that saved this state.",
             ) from error
 
     def _read(self, parts: Mapping[str, Any]) -> None:
@@ -217,7 +219,7 @@ class SavedRun:
         self.seed: int = run["seed"]
         self.algorithm: str | None = run["algorithm"]
         if self.algorithm is not None:
-            Shuffled(self.algorithm).epoch_order(0, seed=0, epoch=0)  # raises an error for one that is not known
+            Shuffled(self.algorithm).epoch_order(0, seed=0, epoch=0)  # raises an error for an unknown algorithm
         self.settings: Mapping[str, Any] = run["settings"]
         self.reference_items: Mapping[str, float | None] = by_optimizer(run["nominal_items"])
         self._hyperparameters: Mapping[str, list[dict[str, Any]]] = by_optimizer(run["hyperparameters"])
@@ -225,9 +227,9 @@ class SavedRun:
         self.extension: Extension | None = after and Extension(
             Position.from_dict(after["position"]), after["number_in_history"]
         )
-        self._models = {name: _record(SavedModel, one) for name, one in parts["models"].items()}
-        self._optimizers = {name: _record(SavedOptimizer, one) for name, one in parts["optimizers"].items()}
-        self._ranks = [_record(SavedProcess, one) for one in parts["ranks"]]
+        self._models = {name: _record(SavedModel, model) for name, model in parts["models"].items()}
+        self._optimizers = {name: _record(SavedOptimizer, optimizer) for name, optimizer in parts["optimizers"].items()}
+        self._ranks = [_record(SavedProcess, process) for process in parts["ranks"]]
         self._schedulers: dict[str, dict[str, Any]] = parts["schedulers"]
         self._scalers: dict[str, dict[str, Any]] = parts["scalers"]
         self._history: dict[str, Any] = parts["history"]
@@ -237,14 +239,15 @@ class SavedRun:
 
     @property
     def current_epoch(self) -> int:
-        """The number of the current epoch in the run history, or in the run where a history saved no clock."""
+        """The number of the current epoch in the run history, or in the run if a history did not save its clock."""
         clock = self._history.get("clock")
         return self.position.epochs + 1 if clock is None else int(clock["epoch"])
 
     def extend(self, run: ResumableRun) -> None:
-        """Continue with more epochs or updates than the saved run had; no change where some were left.
+        """Continue with more epochs or updates than the saved run had; no change if some were left.
 
-        More updates alone leave a run complete whose epochs are all trained: they are for a dataset that has grown.
+        With only more updates, a run whose epochs are all trained stays complete: they are for a dataset that has
+        grown.
 
         Args:
             run: The current run, whose history is restored.
@@ -261,12 +264,12 @@ class SavedRun:
         """Return the settings that differ from the saved run.
 
         Raises:
-            CheckpointError: One of them changes what the run means, and was not allowed.
+            CheckpointError: A difference changes the meaning of the run, and was not allowed.
         """
         differences = compare_settings(self.settings, settings)
         advice = {
             "samples_per_update": self._how_to_keep_the_updates(settings),
-            "loader": "Only the trainer's own order can continue with other processes and other batches.",
+            "loader": "Only the trainer's own order can continue on different processes and with different batches.",
         }
         reject_differences(differences, allowed, advice)
         return differences
@@ -274,10 +277,10 @@ class SavedRun:
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
         total, processes = self.settings["samples_per_update"], settings["num_processes"]
         if isinstance(total, str) != isinstance(settings["samples_per_update"], str):
-            return ""  # an order that makes the batches, and one that does not
+            return ""  # only one of the orders makes the batches
         steps, batch_size = settings["gradient_accumulation_steps"], settings["train_per_device_batch_size"]
         ways = {"per_device_batch_size": steps, "gradient_accumulation_steps": batch_size}
-        if isinstance(total, str):  # of an order that makes the batches, which are counted
+        if isinstance(total, str):  # an order that makes the batches, which are counted
             total = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
             ways = {"gradient_accumulation_steps": 1}
         fitting = [f"{name}={total // processes // by}" for name, by in ways.items() if total % (processes * by) == 0]
@@ -298,16 +301,16 @@ class SavedRun:
 
         Args:
             run: The current run, with its objects.
-            hyperparameters: What it sets on each optimizer, by name.
+            hyperparameters: The settings of each optimizer that the script chose, by name.
             scaler: The gradient scaler of fp16.
-            objects: What was registered to be saved with the run.
+            objects: The registered objects.
             allowed: Names of ``RESUME_OVERRIDES``.
 
         Returns:
             The settings of the optimizers that differ from the saved run, and are used as requested.
 
         Raises:
-            CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
+            CheckpointError: They differ from the saved run, or an object rejects its state; nothing is restored.
         """
         before, self._registered, self._begins_anew = self._hyperparameters, objects, allowed
         with TransactionalLoad() as loading:
@@ -326,7 +329,7 @@ class SavedRun:
         """Restore models, optimizers, schedulers and scaler.
 
         Raises:
-            CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
+            CheckpointError: They differ from the saved run, or an object rejects its state; nothing is restored.
         """
         with TransactionalLoad() as loading:
             self._restore_training(run, scaler, (), loading)
@@ -334,7 +337,7 @@ class SavedRun:
     def _restore_training(
         self, run: ResumableRun, scaler: SupportsStateDict | None, allowed: Collection[str], loading: TransactionalLoad
     ) -> None:
-        """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
+        """Check all states, then restore: first objects that may raise an error, and last the weights, which cannot."""
         parameters = named_parameters(run.named_models())
         models, saved = {**run.named_models(), **self._saved_untrained(run)}, dict(self._models)
         loss_func = {LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) and LOSS_FUNC in saved else {}
@@ -356,7 +359,7 @@ class SavedRun:
         for name, optimizer in optimizers.items():
             of_it, explain = self._optimizers[name], self._explain(optimizer, f"the optimizer {name}")
             loading.load_optimizer(optimizer, of_it.state, explain, added_groups(optimizer, parameters, of_it))
-        for name, scheduler in schedulers.items():  # now the optimizer has the groups that it was saved with
+        for name, scheduler in schedulers.items():  # now the optimizer has the saved groups
             loading.load(scheduler, self._schedulers[name], self._explain(scheduler, f"the scheduler {name}"))
         loading.load_models({**models, **loss_func}, {**saved, **saved_loss_func})
         for name, optimizer in optimizers.items():
@@ -367,27 +370,27 @@ class SavedRun:
         if self._is_split_as_before():
             restore_own_buffers(run, self._ranks[distributed.rank()].buffers)
             return
-        differing = dict.fromkeys(place for one in self._ranks for place in one.buffers)
+        differing = dict.fromkeys(place for process in self._ranks for place in process.buffers)
         if differing and distributed.rank() == 0:
             warn_user(
                 f"{shown_places([*differing])} differed between the processes that saved {self.path}. This run has "
-                "other processes: all of them continue with what the first one had."
+                "other processes: all of them continue with the values of the first process."
             )
 
     def _saved_untrained(self, run: ResumableRun) -> dict[str, nn.Module]:
-        """The modules that no optimizer trains; states of earlier versions do not have them."""
+        """Return the saved modules without an optimizer; states of earlier versions do not have them."""
         untrained = run.untrained_modules()
         missing = [name for name in untrained if name not in self._models]
         if missing:
             warn_user(
                 f"{self.path} has no weights of {', '.join(missing)}, which no optimizer trains: an earlier version "
-                "has saved it. They keep the weights that the script gave them."
+                "saved it. They keep the weights of the script."
             )
-        return {name: one for name, one in untrained.items() if name not in missing}
+        return {name: module for name, module in untrained.items() if name not in missing}
 
     def _fitting_schedulers(self, run: ResumableRun) -> dict[str, StatefulScheduler]:
-        """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
-        schedulers = {name: one for name, one in run.named_schedulers().items() if name in self._schedulers}
+        """Return the schedulers of the run with a saved state, by name; a state that does not fit is an error."""
+        schedulers = {name: scheduler for name, scheduler in run.named_schedulers().items() if name in self._schedulers}
         for name, scheduler in schedulers.items():
             if found := incompatibility(scheduler, self._schedulers[name]):
                 do = 'Use another state, or begin a new schedule: resume_allow=("scheduler",).'
@@ -412,14 +415,16 @@ class SavedRun:
             warn_user(f"The state of the callback {name} in {self.path} is ignored: the run has no such callback.")
 
     def restore_script_state(self, run: ResumableRun) -> None:
-        """Restore what objects of the script keep, and warn about what this run has no place for.
+        """Restore the state of the script's objects, and warn about values without a place in this run.
 
-        On a different number of processes, what was the same on all of them is restored.
+        On a different number of processes, the values that were equal on all of them are restored.
         """
-        of_each = [dict(one.script or {}) for one in self._ranks]
+        of_each = [dict(process.script or {}) for process in self._ranks]
         stored = of_each[distributed.rank()] if self._is_split_as_before() else ScriptState.same_on_all(of_each)
-        lost = [place for place in dict.fromkeys(place for one in of_each for place in one) if place not in stored]
-        wanted = {place: one for place, one in stored.items() if not place.startswith(tuple(self._begins_anew))}
+        lost = [
+            place for place in dict.fromkeys(place for values in of_each for place in values) if place not in stored
+        ]
+        wanted = {place: value for place, value in stored.items() if not place.startswith(tuple(self._begins_anew))}
         lost += restore_script_state(run, self._registered, StoredTensor.resolve(wanted))
         if lost and distributed.rank() == 0:
             warn_user(
@@ -428,7 +433,7 @@ class SavedRun:
             )
 
     def restore_rng_state(self, run: ResumableRun) -> None:
-        """Restore the RNG state of this process; seed another where there were more or fewer processes."""
+        """Restore the RNG state of this process; seed a new state if the number of processes has changed."""
         rank = distributed.rank()
         if self._is_split_as_before():
             restore_rng_state(self._ranks[rank].streams, run.device)
@@ -436,19 +441,19 @@ class SavedRun:
             seed_rng(0, self.seed, self.position.updates, rank, device=run.device)
 
     def restore_losses(self, run: ResumableRun) -> None:
-        """Restore the means of the epoch: each process its own, or the first one all of them."""
+        """Restore the means of the epoch: each process its own, or the first process all of them."""
         rank = distributed.rank()
         own = [self._ranks[rank]] if self._is_split_as_before() else self._ranks if rank == 0 else []
         home = "cpu" if isinstance(run.loss_tracker, ExactLossTracker) else run.device  # not every device has doubles
         if own:
-            run.loss_tracker.load_totals(torch.stack([one.losses for one in own]).sum(0).to(home))
-        run.step_means.load_totals([one.step_means for one in own])
+            run.loss_tracker.load_totals(torch.stack([process.losses for process in own]).sum(0).to(home))
+        run.step_means.load_totals([process.step_means for process in own])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what is saved of a loader of this process; None where there is nothing, or nothing that can be used.
+        """Return the saved state of a loader of this process; None if there is none, or it cannot be used.
 
         Args:
-            name: What the loader is for.
+            name: The purpose of the loader.
             settings: The settings of the current run.
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
@@ -456,7 +461,7 @@ class SavedRun:
         return self._ranks[distributed.rank()].loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
-        """Return how many batches of each process were trained on, in batches of the current run.
+        """Return the number of batches of each process that were trained on, in batches of the current run.
 
         Args:
             settings: The settings of the current run.
@@ -470,7 +475,10 @@ class SavedRun:
         return len(self._ranks) == distributed.num_processes()
 
     def _restore_objects(self, objects: Sequence[SupportsStateDict], loading: TransactionalLoad) -> None:
-        given, expected = [_name(one) for one in objects], [one["class"] for one in self._objects]
+        given, expected = (
+            [_name(registered) for registered in objects],
+            [registered["class"] for registered in self._objects],
+        )
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -478,12 +486,12 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, saved in zip(objects, self._objects, strict=True):
-            loading.load(one, saved["state"], self._explain(one, "a registered object"))
+        for registered, saved in zip(objects, self._objects, strict=True):
+            loading.load(registered, saved["state"], self._explain(registered, "a registered object"))
 
 
 def _record(kind: type[_RecordT], values: Mapping[str, Any]) -> _RecordT:
-    """Make a record of what was saved; entries of other versions are left out."""
+    """Create a record from saved values, without entries of other versions."""
     return kind(**{name: values[name] for name in kind._fields if name in values})
 
 
@@ -502,9 +510,9 @@ def _compare_groups(
 ) -> list[Difference]:
     prefix = "" if name == OPTIMIZER else f"{name}, "
     return [
-        one
+        difference
         for index, (old, new) in enumerate(zip(before, requested, strict=False))
-        for one in compare_settings(
+        for difference in compare_settings(
             {f"{prefix}group {index}: {setting}": value for setting, value in old.items() if setting in new},
             {f"{prefix}group {index}: {setting}": value for setting, value in new.items() if setting in old},
         )
@@ -512,21 +520,21 @@ def _compare_groups(
 
 
 def stateful_callbacks(callbacks: Iterable[object]) -> dict[str, SupportsStateDict]:
-    """Return the callbacks that have a state by their names in it: their classes, numbered where several have one name.
+    """Return the callbacks with a state by their names in it: their classes, with numbers for equal names.
 
     Args:
         callbacks: All callbacks, in their order.
     """
     named = dict[str, SupportsStateDict]()
     numbers = Counter[str]()
-    for one in filter(supports_state_dict, callbacks):
-        numbers[_name(one)] += 1
-        number = numbers[_name(one)]
-        named[_name(one) if number == 1 else f"{_name(one)} #{number}"] = one
+    for callback in filter(supports_state_dict, callbacks):
+        numbers[_name(callback)] += 1
+        number = numbers[_name(callback)]
+        named[_name(callback) if number == 1 else f"{_name(callback)} #{number}"] = callback
     return named
 
 
-def _name(one: object) -> str:
-    instance_name: str = getattr(one, "instance_name", "")
+def _name(value: object) -> str:
+    instance_name: str = getattr(value, "instance_name", "")
     suffix = f"[{instance_name}]" if instance_name else ""
-    return f"{type(one).__module__}.{type(one).__qualname__}{suffix}"
+    return f"{type(value).__module__}.{type(value).__qualname__}{suffix}"

@@ -1,4 +1,4 @@
-"""Finding the run to resume: all processes read and verify the same state, and what is told where there is none."""
+"""Finding the run to resume: all processes read and verify the same state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pa_core.training_state.run_state import SavedRun
 from pa_core.user_warnings import warn_user
 
 _SHOWN_STATES = 5
-_NAME = re.compile(r"(?:(?:epoch|step)_\d+|final)(?:_\d+)?|state_\d+_update_\d+")  # the last one of earlier versions
+_NAME = re.compile(r"(?:(?:epoch|step)_\d+|final)(?:_\d+)?|state_\d+_update_\d+")  # the last is from earlier versions
 
 
 @overload
@@ -24,24 +24,24 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error"] = .
 @overload
 def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> SavedRun | None: ...
 def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> SavedRun | None:
-    """Return the run of the state at a path, or of the newest valid one of a folder; every process must call this.
+    """Return the saved run at a path, or the newest valid run in a folder; every process must call this.
 
-    The first process chooses the state, and each process reads and verifies it. What several processes have saved in
-    pieces is verified by all of them together.
+    The first process chooses the state, and each process reads and verifies it. States that several processes saved in
+    pieces are verified by all of them together.
 
     Args:
-        resume_from: One state, or a folder of states.
-        resume_missing: ``"start"`` returns None where there is no state at all.
+        resume_from: A state, or a folder of states.
+        resume_missing: ``"start"`` returns None if there is no state.
 
     Raises:
         ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
         CheckpointNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
-        CheckpointError: There are states, but none is valid; or a process finds another state at the path, or a damaged
-            one.
+        CheckpointError: There are states, but none is valid; or a process finds a different or damaged state at the
+            path.
     """
     if resume_missing not in ("error", "start"):
         raise ConfigurationError(
-            f'resume_missing must be "error", or "start" for a new run where there is no state, got {resume_missing!r}.'
+            f'resume_missing must be "error", or "start" for a new run if there is no state, got {resume_missing!r}.'
         )
     chosen, saved = _choose(Path(resume_from)) if distributed.rank() == 0 else _help_to_verify()
     for warning in chosen.warnings:
@@ -53,20 +53,20 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
             "There is no training state to resume from.",
             given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
             expected="a training state, or a folder with at least one",
-            do='Check the path, or pass resume_missing="start" to begin a new run where there is none yet.',
+            do='Check the path, or pass resume_missing="start" to begin a new run if there is no state yet.',
         )
     return saved
 
 
 class _Candidate(NamedTuple):
-    """A state that the first process has the others read with it."""
+    """A state that all processes read, chosen by the first."""
 
     path: Path
     is_sharded: bool
 
 
 class _Finding(NamedTuple):
-    """What a process has found of a candidate; of a damaged one, the manifest has told the digest."""
+    """The result of reading a candidate on a process; the digest of a damaged state is from the manifest."""
 
     digest: str
     updates: int = 0
@@ -74,14 +74,14 @@ class _Finding(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What the first process tells the others at the end, who have read the last candidate."""
+    """The final choice of the first process, after all have read the last candidate."""
 
     warnings: Sequence[str] = ()
     problem: CheckpointError | None = None
 
 
 class _StateElsewhereError(Exception):
-    """Some processes do not have the state that the first one reads; it says which, and what they have."""
+    """Some processes do not have the state that the first process reads; the text names them and their states."""
 
 
 def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
@@ -90,12 +90,12 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     try:
         saved, skipped = Folder(path).newest_readable(_verify)
         if saved is None:
-            choice = _Choice(problem=_why_none(path, {one.path: one.reason for one in skipped}))
+            choice = _Choice(problem=_why_none(path, {state.path: state.reason for state in skipped}))
         else:
-            choice = _Choice([f"The training state {one.path} is skipped: {one.reason}" for one in skipped])
+            choice = _Choice([f"The training state {state.path} is skipped: {state.reason}" for state in skipped])
     except _StateElsewhereError as error:
         problem = CheckpointError(
-            "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
+            "The processes do not all have the training state that the first process resumes from; nothing was loaded.",
             given=str(error),
             do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
         )
@@ -115,17 +115,17 @@ def _why_none(path: Path, reasons: Mapping[Path, str]) -> CheckpointError | None
         return CheckpointError(
             "The training state is not valid.",
             given=f"{path}: {reasons[path]}",
-            do="Pass the folder that it is in for the newest valid state there, or restore this one from a backup.",
+            do="Pass the folder that it is in for the newest valid state there, or restore this state from a backup.",
         )
     return CheckpointError(
         "None of the training states is valid.",
-        given=f"{path} with {'; '.join(f'{one.name}: {reason}' for one, reason in reasons.items())}",
-        do='Restore one from a backup, or move them away and pass resume_missing="start" to begin a new run.',
+        given=f"{path} with {'; '.join(f'{state.name}: {reason}' for state, reason in reasons.items())}",
+        do='Restore a state from a backup, or move them away and pass resume_missing="start" to begin a new run.',
     )
 
 
 def _help_to_verify() -> tuple[_Choice, SavedRun | None]:
-    """Read each state that the first process reads; return its choice, and what was read last."""
+    """Read each state that the first process reads; return its choice, and the run that was read last."""
     saved: SavedRun | None = None
     nothing: Any = None
     while isinstance(message := distributed.gather_objects(nothing)[0], _Candidate):
@@ -137,9 +137,9 @@ def _verify(path: Path) -> SavedRun:
     """Read a state together with the other processes.
 
     Raises:
-        CheckpointError: It is damaged; of a state in pieces, no matter which process has found that.
-        _StateElsewhereError: A process does not have the same state at that path. It is not given up for an older one:
-            copies can be repaired, lost work cannot.
+        CheckpointError: The state is damaged, on any process for a state in pieces.
+        _StateElsewhereError: A process does not have the same state at that path. It is not replaced with an older
+            state: copies can be repaired, lost work cannot.
     """
     info = CheckpointInfo.at(path)
     candidate = _Candidate(path, is_sharded=info is not None and info.is_sharded)
@@ -149,20 +149,20 @@ def _verify(path: Path) -> SavedRun:
     if own.error is not None:
         raise own.error
     elsewhere = [
-        f"{_told(path, one)} (rank {rank})"
-        for rank, one in enumerate(findings)
-        if one.digest != own.digest or (one.error is not None and not candidate.is_sharded)
+        f"{_told(path, finding)} (rank {rank})"
+        for rank, finding in enumerate(findings)
+        if finding.digest != own.digest or (finding.error is not None and not candidate.is_sharded)
     ]
     if elsewhere:
         raise _StateElsewhereError("; ".join(elsewhere))
-    for one in findings:
-        if one.error is not None:
-            raise one.error
+    for finding in findings:
+        if finding.error is not None:
+            raise finding.error
     return cast("SavedRun", saved)
 
 
 def _read_on_all(candidate: _Candidate) -> tuple[SavedRun | None, list[_Finding]]:
-    """Read a state, of which each process verifies its share of the pieces; return what all processes have found."""
+    """Read a state, with each process verifying its share of the pieces; return the findings of all processes."""
     saved: SavedRun | None = None
     try:
         saved = SavedRun(candidate.path, in_shares=candidate.is_sharded)
@@ -181,9 +181,9 @@ def _told(path: Path, finding: _Finding) -> str:
 
 
 def describe_neighbours(path: str | Path) -> str:
-    """Return which states are next to a path that holds none; empty without any.
+    """Describe the states next to a path without a state; empty if there are none.
 
-    Only names that runs give to their states are told: others may belong to anybody, as in a folder of temporary files.
+    Only names of states are shown: other files may belong to other users, as in a folder of temporary files.
     """
     folder = Path(path).parent
     try:
@@ -193,21 +193,21 @@ def describe_neighbours(path: str | Path) -> str:
     names = [record.path.name for record in records if _NAME.fullmatch(record.path.name)]
     if not names:
         return ""
-    more = f"{len(names) - _SHOWN_STATES} older ones, " if len(names) > _SHOWN_STATES else ""
+    more = f"{len(names) - _SHOWN_STATES} older states, " if len(names) > _SHOWN_STATES else ""
     return f" ({folder} has {more}{', '.join(names[-_SHOWN_STATES:])})"
 
 
 def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iterable[RemoteFolder] = ()) -> bool:
-    """Whether a run that resumes from a state continues the one that saved it, rather than branching off from it.
+    """Whether a run that resumes from a state continues the saved run, rather than branching off from it.
 
-    It does where the state is in one of the folders, and neither these nor the object stores to which their states are
-    sent have a valid state of the run that was saved later.
+    It does if the state is in one of the folders, and neither these nor the object stores to which their states are
+    sent have a later valid state of the run.
 
     Args:
         state: The state to resume from.
         run: The name of the run that saved it.
-        folders: Where the run that resumes saves its own states.
-        stores: Where it sends them.
+        folders: The folders in which the run that resumes saves its states.
+        stores: The object stores to which it sends its states.
 
     Raises:
         CheckpointError: A store cannot be queried.
@@ -223,7 +223,7 @@ def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iter
 
 
 def newest_state(folder: Path, run: str) -> Path | None:
-    """Return the newest state of a run in a folder, be it damaged or not; None without any.
+    """Return the newest state of a run in a folder, damaged or not; None without a state.
 
     Args:
         folder: The folder.
@@ -235,12 +235,12 @@ def newest_state(folder: Path, run: str) -> Path | None:
 def _states_of(run: str, folder: Path) -> list[CheckpointInfo]:
     try:
         return [record for record in Folder(folder).records() if record.run == run]
-    except CheckpointError:  # a folder of others, which may not be listed
+    except CheckpointError:  # a folder of another user, which cannot be listed
         return []
 
 
 def _is_later(record: CheckpointInfo, own: CheckpointInfo, is_beside: bool) -> bool:
-    """Sequences count the states of one folder; two folders have only the updates in common."""
+    """Sequence numbers count the states of a folder; states of two folders are compared by their updates."""
     if _real(record.path) == _real(own.path):
         return False
     return record.update > own.update or (is_beside and record.update == own.update and record.sequence > own.sequence)

@@ -1,4 +1,4 @@
-"""What a script keeps next to the parts of a run: stored by its place where that is safe, or named in a warning."""
+"""The state of a script's objects besides the parts of a run: stored by place if safe, or named in a warning."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
 
 
 class RunScriptState:
-    """What steps change in the objects of a script, other than the parts of a run.
+    """The changes that steps make in the objects of a script, other than the parts of a run.
 
-    What is not stored is named in one warning. Steps pay nothing for it.
+    A warning names changes that are not stored. Steps take no time for it.
 
     Args:
         run: The run, once all hooks and callbacks of its start were called.
@@ -38,12 +38,12 @@ class RunScriptState:
         self._has_warned = False
 
     def capture(self, run: ResumableRun, parts: Mapping[str, Any], registered: Sequence[object]) -> dict[str, Any]:
-        """Return what this process stores, by place, and warn about what is not stored, once in a run.
+        """Return the values that this process stores, by place, and warn about other changes, once in a run.
 
         Args:
             run: The run.
-            parts: What else the state holds.
-            registered: As at the start.
+            parts: The other parts of the state.
+            registered: The registered objects, as at the start.
         """
         saved = {**_roots("scheduler", parts["schedulers"]), **_roots("optimizer", parts["optimizers"])}
         stored, lost = self._state.changes(*_objects(run, registered), saved=saved, accepts=_can_be_stored)
@@ -56,7 +56,7 @@ class RunScriptState:
         if lost:
             sentences.append(
                 f"Training steps have left state in {shown_places(lost)}, which training states do not have: a resumed "
-                "run begins without it. If later steps need it, pass what holds it, with state_dict() and "
+                "run begins without it. If later steps need it, pass its owner, with state_dict() and "
                 "load_state_dict(), to trainer.register_for_checkpointing(...)."
             )
         if drawn:
@@ -70,33 +70,35 @@ class RunScriptState:
 
 
 def restore_script_state(run: ResumableRun, registered: Sequence[object], stored: Mapping[str, Any]) -> list[str]:
-    """Put back what ``RunScriptState.capture`` returned.
+    """Restore the result of ``RunScriptState.capture``.
 
     Args:
         run: The run, once all hooks and callbacks of its start were called.
         registered: Objects that are part of each state.
-        stored: What was stored, by place.
+        stored: The stored values, by place.
 
     Returns:
-        The places that this run does not have, though it has the object in which they were.
+        The places that this run does not have, although it has their objects.
     """
     return ScriptState.restore(stored, *_objects(run, registered))
 
 
 def _objects(run: ResumableRun, registered: Sequence[object]) -> _Objects:
-    """What is searched by the names that a script knows, the training loader, and what is part of a state by itself."""
+    """Return the objects to search, by their names in scripts, the training loader, and objects with a state."""
     is_trainer = hasattr(type(run), "calculate_train_batch_loss")
     modules = modules_of(run)
     roots: dict[str, object] = {"trainer" if is_trainer else "run": run, "loss_func": run.loss_func, **modules}
     roots |= {**_roots("scheduler", run.named_schedulers()), **_roots("optimizer", run.named_optimizers())}
     numbers = Counter[str]()
-    for one in run.callback_handler.callbacks:
-        if not supports_state_dict(one):
-            name = f"callbacks.{type(one).__name__}"
+    for callback in run.callback_handler.callbacks:
+        if not supports_state_dict(callback):
+            name = f"callbacks.{type(callback).__name__}"
             numbers[name] += 1
-            roots[name if numbers[name] == 1 else f"{name}#{numbers[name]}"] = one
+            roots[name if numbers[name] == 1 else f"{name}#{numbers[name]}"] = callback
     stateful = filter(supports_state_dict, run.callback_handler.callbacks)
-    tensors = (one for each in modules.values() for one in (*parameters_of_module(each), *buffers_of_module(each)))
+    tensors = (
+        tensor for each in modules.values() for tensor in (*parameters_of_module(each), *buffers_of_module(each))
+    )
     return roots, innermost(run.train_dataloader), [*stateful, *registered, run.run_history, *tensors]
 
 
@@ -109,52 +111,54 @@ def _can_be_stored(value: Mapping[str, Any]) -> bool:
 
 
 def _roots(kind: str, named: Mapping[str, object]) -> dict[str, object]:
-    return {kind if name == kind else f"{kind}s.{name}": one for name, one in named.items()}
+    return {kind if name == kind else f"{kind}s.{name}": value for name, value in named.items()}
 
 
 def _not_in(parts: Mapping[str, Any], lost: Mapping[str, object]) -> list[str]:
-    """Leave out tensors that are part of the state all the same, some as a copy."""
-    if not any(isinstance(one, Tensor) for one in lost.values()):
+    """Leave out tensors that are part of the state anyway, possibly as a copy."""
+    if not any(isinstance(value, Tensor) for value in lost.values()):
         return [*lost]
-    saved = {one.untyped_storage().data_ptr() for one in _tensors_in(parts)}
+    saved = {tensor.untyped_storage().data_ptr() for tensor in _tensors_in(parts)}
     copies = [*_tensors_in(parts["callbacks"]), *_tensors_in(parts["objects"])]
-    return [place for place, one in lost.items() if not (isinstance(one, Tensor) and _is_saved(one, saved, copies))]
+    return [
+        place for place, value in lost.items() if not (isinstance(value, Tensor) and _is_saved(value, saved, copies))
+    ]
 
 
 def _is_saved(tensor: Tensor, saved: set[int], copies: Sequence[Tensor]) -> bool:
     return tensor.untyped_storage().data_ptr() in saved or any(
-        one.shape == tensor.shape and one.dtype == tensor.dtype and torch.equal(one.cpu(), tensor.cpu())
-        for one in copies
+        copied.shape == tensor.shape and copied.dtype == tensor.dtype and torch.equal(copied.cpu(), tensor.cpu())
+        for copied in copies
     )
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested containers that have values in the memory of this process."""
+    """Yield the tensors in nested containers that have values in the memory of this process."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not (is_sharded(value) or value.is_meta):
             yield value
     elif isinstance(value, dict):
-        for one in cast("dict[object, object]", value).values():
-            yield from _tensors_in(one)
+        for item in cast("dict[object, object]", value).values():
+            yield from _tensors_in(item)
     elif isinstance(value, list | tuple):
-        for one in cast("Iterable[object]", value):
-            yield from _tensors_in(one)
+        for item in cast("Iterable[object]", value):
+            yield from _tensors_in(item)
 
 
 def shown_places(places: Sequence[str]) -> str:
-    """Return places as a message names them: of several in an object, the object.
+    """Return places for a message, with the object in place of several of its attributes.
 
     Args:
         places: The places.
     """
     by_object = Counter(map(_object_of, places))
-    shown = [*dict.fromkeys(_object_of(one) if by_object[_object_of(one)] > 1 else one for one in places)]
+    shown = [*dict.fromkeys(_object_of(place) if by_object[_object_of(place)] > 1 else place for place in places)]
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
     return ", ".join(shown[:_MOST_SHOWN]) + more
 
 
 def _object_of(place: str) -> str:
-    """The attribute of a root that leads to a place."""
+    """Return the attribute of a root that leads to a place."""
     root, _, rest = place.partition(".")
     if root == "callbacks":
         kind, _, rest = rest.partition(".")

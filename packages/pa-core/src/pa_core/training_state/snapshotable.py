@@ -1,4 +1,4 @@
-"""What training states read from a run and restore in it, including a custom loop."""
+"""The interface of runs whose state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class _HasCallbacks(Protocol):
 class ResumableRun(Protocol):
     """A run whose state can be saved and restored.
 
-    Models, optimizers and schedulers are named. With one of each they are called "model", "optimizer" and "scheduler";
-    where there are several, a scheduler has the name of its optimizer.
+    Models, optimizers and schedulers are named. A single model, optimizer and scheduler have the names "model",
+    "optimizer" and "scheduler"; with several optimizers, a scheduler has the name of its optimizer.
 
     Attributes:
         run_history: The recorded metrics.
         run_config: The settings of the run.
-        eval_dataloader: The evaluation loader, None without one.
-        epoch_lengths: How many updates each epoch has.
-        preemptible: Whether evaluations look between their batches for a request to end the run.
+        eval_dataloader: The evaluation loader, or None.
+        epoch_lengths: The numbers of updates in each epoch.
+        preemptible: Whether a preemption can interrupt evaluations between batches.
     """
 
     run_history: RunHistory
@@ -72,7 +72,7 @@ class ResumableRun(Protocol):
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
-        """The loaders of the evaluation sets by name; empty where there is one dataset, or none."""
+        """The loaders of the evaluation sets by name; empty for a single dataset, or none."""
         ...
 
     def named_models(self) -> Mapping[str, nn.Module]:
@@ -80,7 +80,7 @@ class ResumableRun(Protocol):
         ...
 
     def untrained_modules(self) -> Mapping[str, nn.Module]:
-        """Return modules besides the models that no optimizer trains, by name; steps may change them all the same."""
+        """Return further modules without an optimizer, by name; steps may change them."""
         ...
 
     def named_optimizers(self) -> Mapping[str, Optimizer]:
@@ -106,7 +106,7 @@ LOSS_FUNC = "loss_func"
 
 
 def modules_of(run: ResumableRun) -> dict[str, nn.Module]:
-    """Return the models, the modules that no optimizer trains, and the loss function if it is a module, by name.
+    """Return the models, the modules without an optimizer, and the loss function if it is a module, by name.
 
     Args:
         run: The run.

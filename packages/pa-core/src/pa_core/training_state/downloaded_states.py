@@ -1,4 +1,4 @@
-"""Bringing the state that a run resumes from out of an object store to each machine of the run."""
+"""Downloading the state that a run resumes from, from an object store to each machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def url_of(place: str | Path) -> str | None:
     """Return the URL of a place in an object store, without slashes at its end; None for a local path.
 
     Raises:
-        ConfigurationError: It is a URL that was made a ``Path``, which takes a slash away.
+        ConfigurationError: The place is a ``Path`` made from a URL, which has lost a slash.
 
     Example:
         >>> url_of("s3://bucket/states/"), url_of("states")
@@ -48,7 +48,7 @@ def url_of(place: str | Path) -> str | None:
         return place.rstrip("/") if _URL.fullmatch(place) else None
     if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
         raise ConfigurationError(
-            "A URL was made a Path, which takes one of its slashes away. Pass it as a string: "
+            "A URL was converted to a Path, which removes a slash. Pass it as a string: "
             f"{str(place).replace(':/', '://', 1)!r}."
         )
     return None
@@ -60,54 +60,54 @@ def save_dirs_of(callbacks: Iterable[object]) -> list[Path]:
     Args:
         callbacks: The callbacks of a run.
     """
-    return [Path(os.path.realpath(one.save_dir)) for one in callbacks if isinstance(one, _SendsStates)]
+    return [Path(os.path.realpath(callback.save_dir)) for callback in callbacks if isinstance(callback, _SendsStates)]
 
 
 def local_folders(callbacks: Iterable[object]) -> dict[str, Path]:
-    """Return the local folders whose states callbacks send to object stores, by the URLs of these.
+    """Return the local folders whose states callbacks send to object stores, by the URLs of the stores.
 
     Args:
         callbacks: The callbacks of a run.
     """
-    found = [(one.upload_to, one.save_dir) for one in callbacks if isinstance(one, _SendsStates)]
+    found = [(callback.upload_to, callback.save_dir) for callback in callbacks if isinstance(callback, _SendsStates)]
     return {url.rstrip("/"): Path(os.path.realpath(folder)) for url, folder in found if url is not None}
 
 
-def cache_folder(resume_from: str | Path, homes: Mapping[str, Path]) -> Path:
-    """Return the local folder or state that a run resumes from; of a URL, the folder into which states are fetched.
+def cache_folder(resume_from: str | Path, local_folders_by_url: Mapping[str, Path]) -> Path:
+    """Return the local folder or state that a run resumes from; for a URL, the folder of downloaded states.
 
     Args:
         resume_from: A path, or the URL of an object store.
-        homes: As ``local_folders`` returns them.
+        local_folders_by_url: The local folders by URL, from ``local_folders``.
 
     Raises:
-        ConfigurationError: It is a URL that was made a ``Path``.
+        ConfigurationError: ``resume_from`` is a ``Path`` made from a URL.
     """
     url = url_of(resume_from)
     if url is None:
         return Path(resume_from)
-    if url in homes:
-        return homes[url]
+    if url in local_folders_by_url:
+        return local_folders_by_url[url]
     return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
-def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], None]) -> str | Path:
-    """Return where states are on the disk of every machine; every process must call this.
+def download(place: str | Path, local_folders_by_url: Mapping[str, Path], report: Callable[[str], None]) -> str | Path:
+    """Download states to the disk of every machine, and return their path; every process must call this.
 
-    Of an object store, the newest valid state is fetched, as the first process chooses it. A newer state in the local
-    folder, of a run that the store knows, is preferred: the run was killed before it was sent. It is sent first if
+    From an object store, the newest valid state is downloaded, which the first process chooses. A newer state in the
+    local folder, of a run in the store, has precedence: the run was killed before sending it. It is sent first if
     another machine needs it. A warning tells which states were skipped.
 
     Args:
-        place: A path, or the URL of a store, or of one state in it: the URL of the store, and the name of the state.
-        homes: As ``local_folders`` returns them.
-        say: Told what is fetched.
+        place: A path, or the URL of a store, or of a state in it: the URL of the store, and the name of the state.
+        local_folders_by_url: The local folders by URL, from ``local_folders``.
+        report: A function that prints the downloads.
 
     Returns:
-        A path as it is, and of a URL the path of the state; the URL if no state is there at all.
+        The path unchanged, or the path of the downloaded state; the URL if the store has no state.
 
     Raises:
-        ConfigurationError: The place is a URL that was made a ``Path``.
+        ConfigurationError: The place is a ``Path`` made from a URL.
         CheckpointError: There are states, but none is valid; or the store cannot be queried, or the disk not written
             to.
     """
@@ -118,7 +118,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     def choose() -> None:
         nonlocal choice
-        choice = _choose(url, cache_folder(place, homes), say)
+        choice = _choose(url, cache_folder(place, local_folders_by_url), report)
 
     run_while_others_wait(choose if distributed.rank() == 0 else None)
     choice = distributed.gather_objects(choice)[0]
@@ -131,13 +131,13 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
 
 class _Choice(NamedTuple):
-    """What the first process has chosen, and has on its disk.
+    """The state that the first process chose, and has on its disk.
 
     Attributes:
-        path: The state; None if there is none.
+        path: The state; None without a state.
         digest: The digest of the state.
-        url: The store that has it, or will have it.
-        warnings: Of states that were skipped, newest first.
+        url: The store that has the state, or will have it.
+        warnings: Warnings about skipped states, newest first.
     """
 
     path: Path | None = None
@@ -146,18 +146,18 @@ class _Choice(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def _choose(url: str, folder: Path, say: Callable[[str], None]) -> _Choice:
+def _choose(url: str, folder: Path, report: Callable[[str], None]) -> _Choice:
     store, name = _open(url)
     try:
-        path, skipped = _fetch(folder, lambda: store.fetch(folder, name=name, say=say))
+        path, skipped = _fetch(folder, lambda: store.fetch(folder, name=name, say=report))
     except CheckpointNotFoundError:
         return _Choice()
-    warnings = [f"The training state {one.path} in {url} is skipped: {one.reason}" for one in skipped]
+    warnings = [f"The training state {state.path} in {url} is skipped: {state.reason}" for state in skipped]
     return _Choice(path, _digest(path), store.url, warnings)
 
 
 def _open(url: str) -> tuple[RemoteFolder, str | None]:
-    """Open a store; or the one of a single state, with the name of this one."""
+    """Open a store, or the store of a single state, and return the name of that state."""
     store = RemoteFolder(url)
     above, _, name = url.rpartition("/")
     if above.endswith("/") or store.states():
@@ -167,7 +167,7 @@ def _open(url: str) -> tuple[RemoteFolder, str | None]:
 
 
 def _fetch(folder: Path, fetch: Callable[[], tuple[Path, _SkippedT]]) -> tuple[Path, _SkippedT]:
-    """Have a state in a folder, where it is the only one if the folder is one for temporary files."""
+    """Download a state to a folder; a folder for temporary files keeps only this state."""
     if folder.parent != _cache():
         return fetch()
     _make_private(folder)
@@ -179,7 +179,7 @@ def _fetch(folder: Path, fetch: Callable[[], tuple[Path, _SkippedT]]) -> tuple[P
 
 
 def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
-    """Have the state that the first process has on all machines."""
+    """Download the state of the first process to all machines."""
     if all(distributed.gather_objects(_digest(path) == choice.digest)):
         return
     store = RemoteFolder(choice.url)
@@ -195,32 +195,32 @@ def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
         _fetch(path.parent, lambda: store.fetch(path.parent, digest=choice.digest))
 
     run_while_others_wait(send if distributed.rank() == 0 else None)
-    # One process of each machine, and then those that do not see the disk of that one.
+    # First one process of each machine, and then processes that do not see its disk.
     for is_my_turn in (_accelerate.process_state().is_local_main_process, True):
         is_missing = _digest(path) != choice.digest
         run_while_others_wait(fetch if is_my_turn and is_missing else None)
 
 
 def _digest(path: Path) -> str:
-    """The digest of the state at a path; empty where none is, or its files are not as large as they were."""
+    """Return the digest of the state at a path; empty if there is no state, or its files have changed in size."""
     info = CheckpointInfo.at(path)
     return "" if info is None or info.problem is not None else info.digest
 
 
 def _cache() -> Path:
-    """The folder of this user for what is fetched and has no other place."""
+    """Return this user's folder for downloads without another folder."""
     user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     return Path(os.path.realpath(tempfile.gettempdir()), f"pa_core_states_{user}")
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder below that for temporary files, in which nobody else can put anything."""
+    """Create a folder below that for temporary files, which other users cannot write to."""
     cache = folder.parent
     cache.mkdir(mode=0o700, exist_ok=True)
     status = cache.lstat()
     if hasattr(os, "getuid") and (not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()):
         raise CheckpointError(
-            "The folder into which training states are fetched belongs to somebody else.",
+            "The folder of downloaded training states belongs to another user.",
             given=str(cache),
             do="Set TMPDIR to your own folder.",
         )
