@@ -491,7 +491,7 @@ class Checkpointer:
             if not isinstance(error, OtherProcessError):
                 given = f" ({error.given})" if isinstance(error, CheckpointError) else ""
                 problem = error.problem.rstrip(".") if isinstance(error, CheckpointError) else str(error)
-                warn_user(f"{problem}{given}. The run continues without this state, and tries again with the next state.")
+                warn_user(f"{problem}{given}. The run continues without this state, and tries again with the next.")
 
     def _capture(self, run: ResumableRun, position: Position) -> dict[str, Any]:
         """Return the parts of a training state without further entries, by reference; every process must call this."""
