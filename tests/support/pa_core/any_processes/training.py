@@ -53,6 +53,8 @@ class Kill:
 
 
 class _KillItself(TrainerCallback):
+    """Its count is no state of the run: each start has its own kill."""
+
     def __init__(self, kill: Kill) -> None:
         self._where, self._left = kill.where, kill.number if os.environ.get("RANK", "0") == str(kill.rank) else 0
 
@@ -63,6 +65,15 @@ class _KillItself(TrainerCallback):
     @override
     def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self._count("evaluation")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, so that training states leave the count alone."""
+        return {}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
     def _count(self, where: str) -> None:
         self._left -= where == self._where
