@@ -1,8 +1,7 @@
-"""Draws what follows from code and figures into files: `python -m docs.pictures [FOLDER]`."""
+"""Draws what follows from code and figures into files: `python -m docs.pictures`."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from docs.pictures import bars, diagrams, loop
@@ -23,4 +22,4 @@ def draw_all(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw_all(Path(sys.argv[1]) if sys.argv[1:] else DRAWN)
+    draw_all(DRAWN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from docs.pictures.drawing import Picture
@@ -11,11 +11,7 @@ from docs.pictures.drawing import Picture
 __all__ = ["draw_cost", "draw_step"]
 
 PAGES = Path(__file__).parents[1] / "maintainers"
-TASKS = (
-    "a step, data in memory",
-    "a step, augmented images, two workers",
-    "a step, transformer, four batches in an update",
-)
+TASKS = ("data in memory", "augmented images, two workers", "transformer, four batches in an update")
 TRAINERS = {
     "ours": "Trainer of pa-core",
     "by hand": "plain PyTorch",
@@ -39,14 +35,15 @@ def cells(page: str) -> list[list[str]]:
 
 def draw_cost(picture: Picture) -> None:
     """A bar for each trainer in each task: the median of the rounds, and their range as a line."""
-    rows, y = {(row[0], row[1]): row for row in cells("cost-figures.md") if row[0] in TASKS}, 18
+    rows, y = {(row[0], row[1]): row for row in cells("cost-figures.md")}, 18
     for task in TASKS:
-        picture.text(8, y, task.removeprefix("a step, ").capitalize(), "bold")
+        picture.text(8, y, task.capitalize(), "bold")
         for variant, name in TRAINERS.items():
-            median, least, most = map(float, (rows[task, variant][4], *rows[task, variant][5].split(" to ")))
-            kind, y = "one" if variant == "ours" else "faint", y + 19
+            row, kind = rows[f"a step, {task}", variant], "one solid" if variant == "ours" else "faint"
+            median, least, most = map(float, (row[4], *row[5].split(" to ")))
+            y += 19
             picture.text(8, y + 4, name, "bold" if variant == "ours" else "")
-            picture.box(136, y - 7, 50 * median, 13, f"{kind} solid" if variant == "ours" else kind)
+            picture.box(136, y - 7, 50 * median, 13, kind)
             picture.line((136 + 50 * least, y), (136 + 50 * most, y), kind="ink")
             picture.text(142 + 50 * max(median, most), y + 4, f"{median:.2f}", "bold" if variant == "ours" else "")
         picture.line((186, y - 128), (186, y + 8), kind="dotted ink")
@@ -58,7 +55,7 @@ def draw_cost(picture: Picture) -> None:
 def draw_step(picture: Picture) -> None:
     """A bar for each loop, divided into what its time is spent on, in percent of a step of plain PyTorch."""
     rows = cells("cost.md")
-    table = rows[next(place for place, row in enumerate(rows) if row[0] == "part of the step") :][:7]
+    table = rows[[row[0] for row in rows].index("part of the step") :][:7]
     for x, part, kind in zip((8, 58, 200), PARTS.values(), KINDS, strict=True):
         picture.box(x, 8, 12, 12, kind)
         picture.text(x + 16, 18, part)
@@ -68,9 +65,7 @@ def draw_step(picture: Picture) -> None:
         spent = dict.fromkeys(PARTS, 0.0)
         for row in table[1:]:
             spent[max((begin for begin in PARTS if row[0].startswith(begin)), key=len)] += float(row[column])
-        ends = [0.0]
-        for share in spent.values():
-            ends.append(ends[-1] + share)
+        ends = [0.0, *accumulate(spent.values())]
         picture.text(8, y, f"{name}: {ends[-1]:.0f} %")
         for (begin, end), kind in zip(pairwise(ends), KINDS, strict=True):
             picture.box(8 + 3.4 * begin, y + 6, 3.4 * (end - begin), 18, kind)

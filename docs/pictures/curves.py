@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
-from docs.pictures.drawing import both_colours
+from docs.pictures.drawing import COLOURS, both_colours
 from pa_callbacks_extra import ModelEmaCallback
 from pa_core import TerminateOnNaNCallback, Trainer, TrainerCallback, plot_run_history
 from pa_core.testing import make_classification
@@ -29,13 +28,13 @@ from pa_core.tracking.plot_style import DARK, LIGHT
 from pa_preflight import plan
 from pa_schedulers import CosineLrScheduler, WSDLrScheduler, find_learning_rate, plot_schedule
 
-__all__ = ["CURVES", "draw_curve"]
+__all__ = ["CURVES", "svg_of_curve"]
 
 INCHES = (4.0, 2.9)
 """So narrow that a phone shows text of 9 points as 11 pixels."""
 
 
-def draw_curve(name: str) -> str:
+def svg_of_curve(name: str) -> str:
     """Draw a curve: as an SVG that is light on light pages, and dark on dark ones."""
     save = Figure.savefig
 
@@ -48,11 +47,10 @@ def draw_curve(name: str) -> str:
         with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9}):
             CURVES[name](path)
         svg = path.read_text()
-    pairs = [*zip(LIGHT[:4], DARK[:4], strict=True), *zip(LIGHT.curves[:4], DARK.curves[:4], strict=True)]
-    dark_of = {str(light).lower(): str(dark) for light, dark in pairs}
+    dark_of = {light.lower(): dark for light, dark in COLOURS.values()} | {LIGHT.grid: DARK.grid}
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # when it was drawn
     svg = re.sub(r"(fill|stroke): (#\w{6})", lambda found: both_colours(found[1], found[2], dark_of[found[2]]), svg)
-    unsaid = both_colours("fill", LIGHT.text, DARK.text)  # matplotlib leaves black out
+    unsaid = both_colours("fill", *COLOURS["ink"])  # matplotlib leaves black out
     root = f'class="drawing" role="img" width="440" style="{unsaid}"'
     return re.sub(r'width="\S+" height="\S+"', root, svg[svg.index("<svg") :], count=1)
 
@@ -100,12 +98,10 @@ def draw_plan(path: Path) -> None:
 
 def draw_schedule(path: Path) -> None:
     """A schedule with two groups of parameters, as in finetuning: the second learns faster."""
-    groups: list[dict[str, Any]] = [
-        {"params": nn.Linear(64, 32).parameters(), "lr": 3e-4},
-        {"params": nn.Linear(32, 10).parameters()},
-    ]
+    optimizer = torch.optim.AdamW(nn.Linear(64, 32).parameters(), lr=3e-4)
+    optimizer.add_param_group({"params": nn.Linear(32, 10).parameters(), "lr": 1e-3})
     factory = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, num_cooldown_epochs=1, lr_min=1e-5)
-    plot_schedule(factory, torch.optim.AdamW(groups, lr=1e-3), 10, 44, path)
+    plot_schedule(factory, optimizer, 10, 44, path)
 
 
 def draw_wsd(path: Path) -> None:
@@ -114,11 +110,4 @@ def draw_wsd(path: Path) -> None:
     plot_schedule(factory, torch.optim.AdamW(nn.Linear(2, 1).parameters(), lr=1e-3), 10, 200, path)
 
 
-CURVES: dict[str, Callable[[Path], None]] = {
-    "history": draw_history,
-    "average": draw_average,
-    "learning_rate": draw_learning_rate,
-    "plan": draw_plan,
-    "schedule": draw_schedule,
-    "wsd": draw_wsd,
-}
+CURVES = {name.removeprefix("draw_"): draw for name, draw in [*globals().items()] if name.startswith("draw_")}

@@ -1,13 +1,11 @@
-"""Which samples are where, asked of what decides it in a run, and what pip installs with each distribution."""
+"""Which samples are where, asked of what decides it in a run."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (torch leaves the type of `tolist` open)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch.utils.data import RandomSampler
@@ -17,17 +15,8 @@ from pa_data import UpdateSplit
 from pa_data.files import ShardOrder
 from pa_data.orders import LengthGrouped
 
-PACKAGES = Path(__file__).parents[2] / "packages"
 KINDS = ("one", "two", "three", "four")
 """The colours of processes and of files."""
-PLACES = {
-    "pa-compat": (180, 8),
-    **{"pa-callbacks-extra": (72, 82), "pa-preflight": (194, 82), "pa-schedulers": (300, 82)},
-    **{"pa-core": (110, 156), "pa-trial": (250, 156)},
-    **{"pa-checkpoint": (80, 230), "pa-data": (180, 230), "pa-finetuning": (284, 230)},
-    "pa-distributed": (180, 304),
-}
-"""Where the middle of the upper side of each distribution is."""
 
 
 def draw_update(picture: Picture) -> None:
@@ -111,23 +100,3 @@ def draw_padding(picture: Picture) -> None:
             y += 6
         picture.text(8, y + 18, f"{padding:.0%} of what the model computes is padding (grey)")
         y += 48
-
-
-def draw_distributions(picture: Picture) -> None:
-    """An arrow to each that a distribution requires and that no other one brings along."""
-    required = {name: requirements_of(name) for name in PLACES}
-    for name, (x, y) in PLACES.items():
-        for other in sorted(required[name].difference(*(required[other] for other in required[name]))):
-            below_x, below_y = PLACES[other]
-            side = max(-28.0, min(28.0, (below_x - x) / 4))
-            picture.line((x + side, y + 28), (below_x - side, below_y), tip=True)
-    for name, (x, y) in PLACES.items():
-        width = 6.6 * len(name) + 12
-        picture.box(x - width / 2, y, width, 28, "ground")
-        picture.box(x - width / 2, y, width, 28, "one" if name == "pa-core" else "faint", name)
-
-
-def requirements_of(name: str) -> set[str]:
-    """The distributions of ours that one declares as its dependencies."""
-    declared = (PACKAGES / name / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[0]
-    return set(re.findall(r'"(pa-[\w-]+)>=', declared))

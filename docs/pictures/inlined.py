@@ -14,7 +14,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
-from docs.pictures.curves import draw_curve
+from docs.pictures.curves import svg_of_curve
 
 __all__ = ["InlinedPictures", "setup"]
 
@@ -36,7 +36,7 @@ class InlinedPictures(SphinxTransform):
                 image.parent.replace_self(figure(file.read_text(encoding="utf-8"), image["alt"]))
         for comment in list(self.document.findall(nodes.raw)):
             if found := CURVE.fullmatch(comment.astext()):
-                comment.replace_self(figure(draw_curve(found[1]), found[2]))
+                comment.replace_self(figure(svg_of_curve(found[1]), found[2]))
 
 
 def figure(svg: str, description: str) -> nodes.raw:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.pictures.__main__ import DRAWN, draw_all
-from docs.pictures.curves import CURVES, draw_curve
+from docs.pictures.curves import CURVES, svg_of_curve
 from docs.pictures.drawing import STYLE
 
 PICTURES = [*DRAWN.parent.glob("*.svg"), *DRAWN.iterdir()]
@@ -36,6 +36,20 @@ def test_each_curve_is_drawn_where_a_page_names_it() -> None:
     """With two colours for each that a light page has, and with words as text, which keep their size."""
     pages = "".join(page.read_text() for page in DRAWN.parents[1].glob("*.md"))
     assert {*re.findall(r"^<!-- curve (\w+): ", pages, re.MULTILINE)} == {*CURVES}
-    curve = draw_curve("wsd")
+    curve = svg_of_curve("wsd")
     assert "optimizer updates" in [element.text for element in ET.fromstring(curve).iter()]
     assert not re.search(r"(fill|stroke): #", curve)
+
+
+def test_the_picture_of_the_distributions_says_what_they_require() -> None:
+    """An arrow leads to each that a distribution declares, and that no other one brings along."""
+    packages = DRAWN.parents[2] / "packages"
+    declared = {path.parent.name: path.read_text() for path in packages.glob("*/pyproject.toml")}
+    required = {
+        name: set(re.findall(r'"(pa-[\w-]+)>=', text.partition("[project.optional-dependencies]")[0]))
+        for name, text in declared.items()
+    }
+    arrows = re.findall(r"<title>(\S+) requires (\S+)</title>", (DRAWN.parent / "distributions.svg").read_text())
+    assert {*arrows} == {
+        (name, other) for name, those in required.items() for other in those.difference(*(required[a] for a in those))
+    }
