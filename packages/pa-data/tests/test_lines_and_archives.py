@@ -142,9 +142,7 @@ def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_too_much_is_not_decompressed(tmp_path: Path) -> None:
     """A file of a megabyte that holds a gigabyte of zeros is an error that names the file and the way out."""
-    with gzip.open(tmp_path / "a.txt.gz", "wb", compresslevel=1) as file:
-        for _ in range(1025):
-            file.write(bytes(1 << 20))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(1 << 24)) * 65)
     with pytest.raises(ShardError, match=r"a.txt.gz, more than 1073741824 bytes(.|\n)*cache_bytes"):
         ShardedFiles(str(tmp_path / "*.gz"), TextLines())
 

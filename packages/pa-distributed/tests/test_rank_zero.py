@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ from pa_distributed import (
     rank_local,
     rank_zero_first,
     rank_zero_only,
-    require_same,
-    run_while_others_wait,
 )
-from tests.launching import Launch
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -87,22 +83,8 @@ def test_a_block_that_only_one_process_runs_waits_for_nobody() -> None:
     assert gather_objects(dist.get_rank()) == [0, 1]
 
 
-def test_processes_that_are_not_connected_are_told(launch: Launch) -> None:
-    """A launcher has started several, and each would act as if it were alone."""
-    ended = launch("from pa_distributed import gather_objects; gather_objects(1)", ranks=2)
-    assert ended.status != 0
-    assert "Call torch.distributed.init_process_group() before." in ended.output
-
-
-def compare(value: object) -> None:
-    """Compare something over the processes."""
-    require_same({"value": value})
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("wait", [gather_objects, run_while_others_wait, compare])
-def test_it_is_an_error_to_wait_for_others_that_do_not_come(wait: Callable[[None], object]) -> None:
-    """The process would wait for ever otherwise."""
-    with rank_local(), pytest.raises(OtherProcessError, match="wait forever for the others"):
-        wait(None)
-    wait(None)
+def test_processes_that_are_not_connected_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher has started several, which it says by a variable, and each would act as if it were alone."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"Call torch\.distributed\.init_process_group\(\) before\."):
+        gather_objects(1)
