@@ -318,8 +318,8 @@ def _check_modes(first: FirstBatch) -> Iterator[Finding]:
     if changed:
         yield noticed(
             "mode-changes-in-step",
-            f"{they_are([*changed])} in training mode before the step, but the step puts it into evaluation mode: "
-            "dropout is off, and batch norm uses its running statistics.",
+            f"{they_are([*changed])} in training mode before the step, but in evaluation mode within it: dropout is "
+            "off, and batch norm uses its running statistics.",
             "Look for eval() and train(False) in forward() and in the step. Put frozen parts into evaluation mode "
             "once, before the run.",
             "note" if all(isinstance(module, BATCH_NORMS) for module in of_loss) else "warning",  # perhaps on purpose

@@ -401,7 +401,7 @@ def _check_padding(call: FunctionCall) -> Iterator[Finding]:
         yield noticed(
             "padding-in-the-loss",
             f"The loss counts padding: {float((runs > 0).double().mean()):.0%} of the sequences of targets end with "
-            f"several {int(padding)}, which occur nowhere else.",
+            f"runs of {int(padding)}, which occurs nowhere else.",
             f"Pass ignore_index={int(padding)}, or pad targets with -100.",
         )
 

@@ -72,7 +72,7 @@ def check_model(
     elif left_out:
         yield noticed(
             "parameters-outside-optimizer",
-            f"{they_are(left_out)} not frozen, but in no optimizer, so they never change.",
+            f"{they_are(left_out)} not frozen, but in no optimizer, and so never trained.",
             "Make the optimizer after the last layer of the model, or freeze them with requires_grad_(False).",
         )
     frozen = [name for name, parameter in names.items() if not parameter.requires_grad and id(parameter) in trained]
@@ -166,7 +166,7 @@ def check_gradients(
     if names:
         yield noticed(
             "parameters-without-gradient",
-            f"{listed(names)} got no gradient in the first updates, so they are not trained.",
+            f"{listed(names)} got no gradient in the first updates.",
             "Look for a layer that forward() does not call, and for detach() and no_grad(); or freeze them.",
             "note" if all(map(_is_of_library, holders)) else "mistake",  # such as the pooler of an encoder
         )
@@ -356,7 +356,7 @@ def _check_values(model: nn.Module) -> Iterator[Finding]:
         if not largest < _MOST_WEIGHT:
             yield noticed(
                 "weights-not-initialised",
-                f"{name} is not initialised or broken: its largest weight is {largest:.3g}.",
+                f"The largest weight of {name} is {largest:.3g}: it is not initialised, or comes from a broken checkpoint.",
                 "Initialise it: torch.empty() contains arbitrary numbers. Look for NaN in a checkpoint.",
             )
             return
