@@ -356,7 +356,7 @@ def _check_values(model: nn.Module) -> Iterator[Finding]:
         if not largest < _MOST_WEIGHT:
             yield noticed(
                 "weights-not-initialised",
-                f"The largest weight of {name} is {largest:.3g}: it is not initialised, or comes from a broken checkpoint.",
+                f"The largest weight of {name} is {largest:.3g}: it was not initialised, or is from a broken file.",
                 "Initialise it: torch.empty() contains arbitrary numbers. Look for NaN in a checkpoint.",
             )
             return
