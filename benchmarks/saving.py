@@ -97,7 +97,11 @@ class SaveInTurn(TrainerCallback):
             trainer.save_training_state(
                 self.folder / "state", asynchronous=self._asked == "in_the_background", on_saved=self._note
             )
-            self._last = time.perf_counter()
+            self._last = computed()
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._asked, self._in_step_after = None, False  # the step after would be that of another run
 
     def _note(self, _directory: Path) -> None:
         self._written = True

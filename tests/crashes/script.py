@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     folder: Path = options.folder
     if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
         if "WORLD_SIZE" in os.environ:
             dist.init_process_group("gloo")  # which lets processes share a device
     rank = int(os.environ.get("RANK", "0"))
