@@ -142,15 +142,8 @@ def test_fewer_batches_than_the_length_are_said(loader: Any, accumulation: int) 
     assert len(losses_of(trainer)) == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "num_workers"),
-    [
-        ({"batch_size": 4}, 1),
-        ({"batch_size": 4, "shuffle": True}, 0),
-        ({"batch_size": None}, 0),
-        ({"batch_size": None}, 1),
-    ],
-)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 4, "shuffle": True}, {"batch_size": None}])
 def test_a_sample_that_raises_stop_iteration_is_an_error(options: dict[str, Any], num_workers: int) -> None:
     """Where torch's samplers have further batches, nothing else ends an epoch; no part of one counts as a whole."""
     trainer = classifier_trainer(Permissive)

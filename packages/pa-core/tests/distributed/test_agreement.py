@@ -172,6 +172,7 @@ class Ask(NamedTuple):
     limit: int | None = None
 
 
+BETWEEN = [Ask(place, 1, updates, rank) for place, updates in BETWEEN_STEPS.items() for rank in (0, 1)]
 ASKS = [
     *(
         Ask(place, 3, updates, rank, norm)
@@ -179,7 +180,7 @@ ASKS = [
         for rank in (0, 1)
         for norm in (True, False)
     ),
-    *(Ask(place, 1, updates, rank) for place, updates in BETWEEN_STEPS.items() for rank in (0, 1)),
+    *BETWEEN,
     # The batches of a group that are still to come are not trained on, on either rank.
     *(Ask(place, nth, (nth - 1) // 2, accumulation=2) for place in IN_GROUPS for nth in (1, 2, 3, 4)),
     # Gradients cannot carry the request.
@@ -192,15 +193,15 @@ ASKS = [
 
 
 def is_like_another(ask: Ask) -> bool:
-    """Whether the other rank asks at the same place: without batch norm, and at every second place between steps."""
-    others = list(BETWEEN_STEPS)
-    between = ask.place in others and others.index(ask.place) % 2 == ask.rank and ask.evaluates_every is None
-    return between or (ask.rank == 0 and not ask.batch_norm)
+    """Whether the other rank asks for the same: without batch norm, and at every second place between steps."""
+    number = [*IN_STEPS, *BETWEEN_STEPS].index(ask.place)
+    return (ask.rank == 0 and not ask.batch_norm) or (ask in BETWEEN and number % 2 == ask.rank)
 
 
-@pytest.mark.parametrize(
-    "ask", [pytest.param(ask, marks=pytest.mark.more_cases if is_like_another(ask) else ()) for ask in ASKS], ids=str
-)
+EACH = [pytest.param(ask, marks=pytest.mark.more_cases if is_like_another(ask) else ()) for ask in ASKS]
+
+
+@pytest.mark.parametrize("ask", EACH, ids=str)
 def test_a_stop_of_one_rank_stops_both_at_the_same_update(ask: Ask) -> None:
     """Wherever one rank asks to stop, none waits, none makes an update more, and both can go on."""
     assert dist.get_world_size() == 2

@@ -80,7 +80,7 @@ def run(way, attempt, number):
     inputs, targets = make_classification(20).tensors
     if "not finite" in way:
         inputs[3] = torch.nan
-    states = SaveTrainingStateCallback(f"states_{number}", save_every_n_steps=1)
+    states = SaveTrainingStateCallback(f"states_{number}", save_every_n_steps=3)
     model = TinyClassifier(batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     callbacks = [states, TerminateOnNaNCallback, EndAt(ENDINGS[way] if attempt == 1 else None)]
@@ -316,23 +316,12 @@ PLACES = [
 ]
 
 
-class FailAt(TrainerCallback):
-    """Fails in an event, from the third update on."""
-
-    def __init__(self, event: str, error: type[BaseException], update: int = 3) -> None:
-        def fail(trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.num_updates_completed >= update:
-                raise error
-
-        vars(self)[event] = fail
-
-
 @pytest.mark.runs_on("one_process", "two_ranks")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_state_is_refused_where_the_run_could_not_go_on(shared_tmp_path: Path, place: str) -> None:
     """Weights or statistics are ahead there, or callbacks not told yet: an error says so, and what to do."""
     for error, advice in ADVICE.items():
-        trainer = make_trainer(FailAt(place, error))
+        trainer = make_trainer(InterruptAt(place, 3, error))
         with pytest.raises(error):
             train(trainer, num_epochs=2)
         with pytest.raises(CheckpointError, match=advice):
@@ -345,7 +334,7 @@ def test_a_run_that_failed_at_its_start_is_not_the_complete_one_before_it(shared
     """What went well does not make up for what did not."""
     trainer = make_trainer()
     train(trainer, num_epochs=1)
-    trainer.callback_handler.add_callback(FailAt("on_training_run_start", Interrupted, update=0))
+    trainer.callback_handler.add_callback(InterruptAt("on_training_run_start", 0))
     with pytest.raises(Interrupted):
         train(trainer, num_epochs=1)
     with pytest.raises(CheckpointError, match="after Interrupted"):

@@ -128,12 +128,17 @@ def plain(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("before", "after", "make_optimizer", "pieces"),
     [
+        *((plain, sharded, make, pieces) for make, pieces in ((adamw, 0), (Factored, 3), (with_momentum, 3))),
+        *((sharded, sharded, make, 0) for make in (adamw, Factored)),
+        (sharded, plain, with_momentum, 0),
         *(
-            (plain, sharded, make, pieces)
-            for make, pieces in ((adamw, 0), (Factored, 0), (Factored, 3), (with_momentum, 3))
+            pytest.param(*row, 0, marks=pytest.mark.more_cases)
+            for row in (
+                (plain, sharded, Factored),
+                (sharded, sharded, with_momentum),
+                (sharded, plain, adamw),
+            )
         ),
-        *((sharded, sharded, make, 0) for make in (adamw, with_momentum, Factored)),
-        *((sharded, plain, make, 0) for make in (adamw, with_momentum)),
     ],
 )
 def test_a_run_goes_on_from_a_plain_or_a_sharded_one(

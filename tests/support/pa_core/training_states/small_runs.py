@@ -87,12 +87,12 @@ class Interrupted(Exception):
 
 
 class InterruptAt(TrainerCallback):
-    """Fails in an event, as a process does that is killed there."""
+    """Fails in an event, from an update on, as a process does that is killed there."""
 
-    def __init__(self, event: str, update: int) -> None:
+    def __init__(self, event: str, update: int, error: type[BaseException] = Interrupted) -> None:
         def fail(trainer: AnyTrainer, **kwargs: Any) -> None:
             if trainer.num_updates_completed >= update:
-                raise Interrupted
+                raise error
 
         vars(self)[event] = fail
 
