@@ -166,7 +166,7 @@ def test_a_dataset_whose_order_would_be_lost_is_refused(inner: Dataset[Any]) -> 
 )
 def test_tensors_that_make_no_batch_are_refused(other: Any) -> None:
     """Tensors in memory of another number, shape or type are refused by name, not concatenated to something else."""
-    with pytest.raises(DataError, match=r"a sample of 'ours' is (.|\n)* one of 'others' is "):
+    with pytest.raises(DataError, match=r"a sample of 'ours' is (.|\n)* a sample of 'others' is "):
         Mixture({"ours": TensorDataset(torch.zeros(4, 3)), "others": other})
 
 
