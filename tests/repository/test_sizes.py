@@ -19,7 +19,7 @@ PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 LIMITS = {
     "code lines of pa-core": 15_750,
     "code lines of all packages": 39_350,
-    "code lines of tests": 61_500,
+    "code lines of tests": 61_400,
     "code lines of a module of pa-core": 555,
     "lines of trainer.py": 800,
     "words of architecture.md": 2_500,
