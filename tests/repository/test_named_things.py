@@ -19,6 +19,7 @@ CLEAN = [
     "pa_callbacks_extra",
     "pa_checkpoint",
     "pa_compat",
+    "pa_core",
     "pa_distributed",
     "pa_finetuning",
     "pa_preflight",

@@ -1,6 +1,6 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and their metrics.
 
-The public names are those in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``,
+Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``,
 ``pa_core.distributed``, ``pa_core.engine.exchange``, ``pa_core.errors``, ``pa_core.predictions``, ``pa_core.sharding``,
 ``pa_core.steps.default_step``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
 ``pa_core.tracking.plot_style``, ``pa_core.types`` and ``pa_core.user_warnings``.

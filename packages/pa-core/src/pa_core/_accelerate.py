@@ -358,7 +358,7 @@ def place(accelerator: AcceleratorLike, model: nn.Module, *, compiles: bool) -> 
 
     Returns:
         The module to call, and a function that restores the user's module: accelerate replaces its ``forward`` for
-        mixed precision, also for later runs.
+        mixed precision, even for later runs.
     """
     prepared = [module for module in model.modules() if _PREPARED in vars(module)]
     inside = compiled_from(model)
@@ -399,7 +399,7 @@ _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", 
 
 
 def _describe_precision(computed: str, models: Iterable[nn.Module]) -> str:
-    """Describe the precision of the computation, and that of the weights if it is not float32."""
+    """Describe the precision of the computation, and of the weights if it is not float32."""
     dtypes = dict.fromkeys(
         parameter.dtype for model in models for parameter in model.parameters() if parameter.is_floating_point()
     )

@@ -74,8 +74,8 @@ def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]
     """Return the parameters of all models by name, including parameters that have several names.
 
     Args:
-        models: The models without wrappers. The names are those of a single model; with several models, each begins
-            with the name of its model.
+        models: The models without wrappers. A single model keeps its own names; with several models, each begins with
+            the name of its model.
 
     Example:
         >>> generator, discriminator = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)

@@ -237,15 +237,15 @@ class Trainer(
             max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000 updates
                 are ten epochs if an epoch has 1,000, and the run may end mid-epoch. Data without a length requires it.
             gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default is 1.
-                The gradient is that of the mean loss over all samples of the update. The last update of an epoch may
-                have fewer batches.
+                The gradient is computed for the mean loss over all samples of the update. The last update of an epoch
+                may have fewer batches.
             gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
                 default, does not clip.
             create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
                 ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, because its
                 schedule depends on the length of the run, unlike ``create_optimizer_fn``, whose optimizer the trainer
                 keeps. Without a function, the run uses ``trainer.scheduler``, which is the scheduler that you assigned,
-                or that of the previous run.
+                or the scheduler of the previous run.
             train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
             eval_dataloader_kwargs: Arguments for the evaluation loader, which override the defaults.
             reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.

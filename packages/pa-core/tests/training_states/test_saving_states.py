@@ -274,12 +274,12 @@ def test_a_state_that_is_missing_is_told_with_those_that_are_there(
 ) -> None:
     """In the error, and in the line of a run that begins anew."""
     train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=3)))
-    with pytest.raises(FileNotFoundError, match=r"has 3 older ones, step_12, step_15, step_18, step_21, final\)"):
+    with pytest.raises(FileNotFoundError, match=r"has 3 older states, step_12, step_15, step_18, step_21, final\)"):
         train(make_trainer(), resume_from=tmp_path / "epoch_5")
     capsys.readouterr()
     train(make_trainer(), num_epochs=1, resume_from=tmp_path / "epoch_5", resume_missing="start")
     line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith(f"There is no training state in {tmp_path / 'epoch_5'} ({tmp_path} has 3 older ones, ")
+    assert line.startswith(f"There is no training state in {tmp_path / 'epoch_5'} ({tmp_path} has 3 older states, ")
     assert line.endswith("): a new run begins.")
 
 

@@ -34,8 +34,8 @@ class ProgressBarCallback(TrainerCallback):
 
     If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end. Otherwise the bar of each epoch
     stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard output. Only
-    the first process of each machine shows anything. The loss is that of this process, and reading it never blocks an
-    accelerator.
+    the first process of each machine shows anything. The bar shows the loss of this process, and reading it never
+    blocks an accelerator.
 
     Example:
         >>> from pa_core import get_default_callbacks

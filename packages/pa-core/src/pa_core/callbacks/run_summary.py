@@ -91,11 +91,7 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
                 names.setdefault(parameter, inner if len(models) == 1 else f"{name}.{inner}")
     known = [parameter for parameter in names if not isinstance(parameter, UninitializedParameter)]
     frozen = sum(parameter.numel() for parameter in known if not parameter.requires_grad)
-    left_out = {
-        names[parameter]: parameter.numel()
-        for parameter in known
-        if parameter.requires_grad and id(parameter) not in held
-    }
+    left_out = {names[weight]: weight.numel() for weight in known if weight.requires_grad and id(weight) not in held}
     total = sum(parameter.numel() for parameter in known)
     trained, unknown = total - frozen - sum(left_out.values()), len(names) - len(known)
     if total == 0:

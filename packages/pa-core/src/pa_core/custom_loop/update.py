@@ -40,8 +40,8 @@ _NO_BATCHES = Batches(())
 class Update(AnyUpdate, Generic[BatchT]):
     """Make an optimizer update: iterate over its batches, call ``backward`` for each of them, and then ``step``.
 
-    ``Run.updates`` yields the updates of a run; you do not construct them. The gradient of an update is that of the
-    mean loss over all of its samples, on all processes, no matter how many batches they are divided into.
+    ``Run.updates`` yields the updates of a run; you do not construct them. The gradient of an update is computed for
+    the mean loss over all of its samples, on all processes, no matter how many batches they are divided into.
 
     Args:
         session: The run.
@@ -374,7 +374,7 @@ def batches_of_loop(
 ) -> Iterator[tuple[BatchPlace, Any]]:
     """Iterate over batches and the place of each in its update, equally often on all processes.
 
-    A process that has no batch left repeats a batch, its own or that of another process, with the weight 0. If all
+    A process that has no batch left repeats its own batch, or the batch of another process, with the weight 0. If all
     processes know the number of their batches, they exchange it once; otherwise before each update.
 
     Args:

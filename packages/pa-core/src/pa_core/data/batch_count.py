@@ -63,7 +63,7 @@ class BatchCount:
 
     @property
     def may_differ(self) -> bool:
-        """Whether another process may have a different number of batches; those of a ``DataLoader`` are the same."""
+        """Whether another process may have a different number of batches; with a ``DataLoader``, never."""
         return self.is_per_process and (self.expected is None or not is_dataloader(self._loader))
 
     @property

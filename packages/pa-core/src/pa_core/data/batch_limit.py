@@ -22,8 +22,7 @@ BATCH_LIMIT_VARIABLE = "PT_ACC_LIMIT_BATCHES"
 class DataLoaderSlice(Generic[_BatchT_co]):
     """Iterate over only the first batches of a loader.
 
-    Use it to limit a loader of your own. Other attributes, for example ``dataset`` or ``batch_size``, are those of the
-    loader.
+    Use it to limit your loader. Other attributes, for example ``dataset`` or ``batch_size``, belong to the loader.
 
     Args:
         dl: Any iterable of batches that has a length.

@@ -15,7 +15,7 @@ from pa_data.batches import describe_batch, is_array
 from pa_data.orders import Order, order_of_dataset
 
 DEFAULT_BATCH_SIZE = 8
-"""The default of ``per_device_batch_size``, an object of its own to tell whether an argument was passed."""
+"""The default of ``per_device_batch_size``, a distinct object to tell whether an argument was passed."""
 
 
 _TENSOR_DATASET = (
@@ -73,7 +73,7 @@ class DataArgument:
 
     @property
     def dataset(self) -> Dataset[Any] | None:
-        """The dataset, or that of the DataLoader; None for no evaluation."""
+        """The dataset, or the dataset of the DataLoader; None for no evaluation."""
         return self.data.dataset if is_dataloader(self.data) else self.data
 
     @property

@@ -39,7 +39,7 @@ def share_of(loader: object) -> Share | None:
     """Return the share of the samples that a sampler or an iterable dataset yields; None without such a statement.
 
     The attributes ``num_replicas`` and ``rank`` tell it, which samplers of many libraries have in common with torch's
-    ``DistributedSampler``, or those of datasets of ``split_dataset_by_node`` of Hugging Face.
+    ``DistributedSampler``, or attributes of datasets of ``split_dataset_by_node`` of Hugging Face.
 
     Args:
         loader: A custom data loader.

@@ -355,7 +355,7 @@ def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
 
 
 def _without_placeholders(shapes: list[list[int]]) -> list[list[int]]:
-    """Leave out shapes of tensors without rows whose number of dimensions differs from that of the others."""
+    """Leave out shapes of tensors without rows that have a different number of dimensions from the others."""
     dimensions = max(len(shape) for shape in [shape for shape in shapes if shape[0] > 0] or shapes)
     return [shape for shape in shapes if shape[0] > 0 or len(shape) == dimensions]
 

@@ -195,7 +195,8 @@ class RankSync:
         """Raise the ``StopTrainingError`` of any process within the context on all processes.
 
         Args:
-            describe: Returns the values that must be the same when the context ends; None for those of the whole run.
+            describe: Returns the values that must be the same when the context ends; None for the values of the whole
+                run.
 
         Raises:
             RanksDifferError: The values differ.

@@ -14,7 +14,7 @@ from pa_core.errors import BatchOutputError
 
 
 class Accumulation:
-    """Makes the gradient of an update that of the mean loss over all its samples, or all its items.
+    """Turns the gradient of an update into the gradient of the mean loss over all its samples or items.
 
     The weight of a batch is its share of the samples of the update, which the loader knows: ``BatchPlace.weight``. The
     step counts items, and their number in an update is only known after its last batch was counted, after most of its

@@ -167,7 +167,7 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
 
 
 def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
-    """Raise an error for names that are similar to, but not equal to, those of recorded metrics.
+    """Raise an error for names that are similar to, but not equal to, names of recorded metrics.
 
     Other metrics may be recorded in training, or at the end of an epoch.
 

@@ -23,9 +23,9 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
     Print it to see where the parameters are and which are frozen. Each row counts all parameters in the module, each
     once. Identical neighbours, for example the blocks of a transformer, share a row. Memory counts parameters and
     buffers, without gradients and the state of an optimizer. The last column has remarks: ``meta`` for parameters that
-    have no memory yet (the memory is that of the real parameters), ``lazy`` for parameters whose sizes the first batch
-    decides (which are not counted), and ``sharded`` for parameters that are split over processes (the memory is that of
-    this process). It does not communicate.
+    have no memory yet (the memory counts the real parameters), ``lazy`` for parameters whose sizes the first batch
+    decides (which are not counted), and ``sharded`` for parameters that are split over processes (memory counts this
+    process). It does not communicate.
 
     Args:
         model: The model, which may be wrapped or compiled; or several models by name.

@@ -34,7 +34,7 @@ def counting_samples(parts: Iterable[Part]) -> Generator[None]:
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
-    """Clear the gradients of a run that stopped, including those of parameters without an optimizer.
+    """Clear the gradients of a run that stopped, including gradients of parameters without an optimizer.
 
     Args:
         model: The model of the run.

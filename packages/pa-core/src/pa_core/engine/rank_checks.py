@@ -46,7 +46,7 @@ def describe_data(given: DataArgument) -> dict[str, object]:
 
 
 def describe_callbacks(callbacks: Iterable[object]) -> str:
-    """Describe callbacks by their classes in order, and those of this package also by their arguments.
+    """Describe callbacks by their classes in order, and callbacks of this package also by their arguments.
 
     Args:
         callbacks: The callbacks of a run.

@@ -31,7 +31,7 @@ def sanity_evaluation(
     """Return the context of an evaluation that is undone bit for bit.
 
     Callbacks are called on copies, and the trainer has copies of the script's attributes; callbacks that cannot be
-    copied are not called. At the end, the names of metrics to watch are compared with those of recorded metrics.
+    copied are not called. At the end, the names of metrics to watch are compared with names of recorded metrics.
 
     Args:
         trainer: The trainer, in a run.

@@ -150,8 +150,8 @@ class Session(RunState):
         Args:
             event: The event, as a method of ``TrainerCallback``.
             hook: The method of the trainer that is called before it.
-            describe: Returns the values that must be the same on all processes afterwards; None for those of the whole
-                run.
+            describe: Returns the values that must be the same on all processes afterwards; None for the values of the
+                whole run.
             **kwargs: Passed to the event.
         """
         with self.rank_sync.together(describe):
@@ -552,7 +552,7 @@ class Session(RunState):
 
     @contextmanager
     def evaluating(self, stage: Stage = Stage.EVALUATION) -> Generator[None]:
-        """Return the context of an evaluation, with separate means and modes; those of the training are restored.
+        """Return the context of an evaluation with separate means and modes, after which those for training return.
 
         Args:
             stage: The stage of the run meanwhile.

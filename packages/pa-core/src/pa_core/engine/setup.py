@@ -174,7 +174,7 @@ class RunState:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all processes have the same buffers of models: those of the first process, or their means.
+        """Whether all processes have the same buffers of models: the buffers of the first process, or their means.
 
         Otherwise, each process keeps its own buffers from the start of the training on.
         """

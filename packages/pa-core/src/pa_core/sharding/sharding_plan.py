@@ -236,7 +236,7 @@ def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_pr
     Args:
         model: A module.
         settings: The settings of sharding.
-        in_half_precision: Whether blocks compute in a different dtype from that of their parameters.
+        in_half_precision: Whether blocks compute in a different dtype from their parameters.
     """
     chosen = _ignored_modules(model, settings)
     if in_half_precision:

@@ -41,7 +41,7 @@ def count_samples(batch: object, *, may_differ: bool = False) -> int:
     if len(set(numbers)) > 1 and not may_differ:
         # The same text for each batch, so that the warning is shown once.
         warn_user(
-            "The tensors in a batch of the loader differ in their first dimension, and that of the first tensor "
+            "The tensors in a batch of the loader differ in their first dimension, and the first tensor's "
             "counts as the number of samples, with which losses and metrics are weighted. Pass the dataset instead of "
             "the loader, or num_items with the loss."
         )

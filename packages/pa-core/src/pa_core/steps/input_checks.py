@@ -238,7 +238,7 @@ def require_evaluation_data(data: object) -> None:
     """Raise an error for ``evaluate()`` without data to evaluate.
 
     Args:
-        data: The data that was passed, or that of the previous run.
+        data: The data that was passed, or the data of the previous run.
 
     Raises:
         ConfigurationError: There is no data.

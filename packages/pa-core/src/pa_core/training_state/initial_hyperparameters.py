@@ -70,8 +70,8 @@ def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[st
 
     Args:
         optimizer: The optimizer.
-        is_resumed: Whether the run resumes from a training state. Then the groups become those of a new process: groups
-            that an earlier run added are removed, and restoring the state adds them again.
+        is_resumed: Whether the run resumes from a training state. Then the groups become the groups of a new process:
+            groups that an earlier run added are removed, and restoring the state adds them again.
 
     Returns:
         The settings, as in ``requested_hyperparameters``.

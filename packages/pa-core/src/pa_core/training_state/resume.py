@@ -39,7 +39,7 @@ class ResumePlan:
         saved: The saved run; None for a new run.
         phase: The next phase of the saved run, until this run reaches it; None from then on and in a new run.
         was_complete: Whether the saved run was complete, and no more training is requested.
-        name: The name of the run, which distinguishes its states from those of other runs in the same folder.
+        name: The name of the run, which distinguishes its states from states of other runs in the same folder.
         seed: The seed of the order of the data and of the augmentation.
         settings: The requested settings of the run, as plain values; None until they are known.
         hyperparameters: The settings of each optimizer that the script chose, by name.

@@ -183,10 +183,10 @@ def with_schedule_lengths(
     """
     follows_script = any(_follows_functions(scheduler.state_dict()) for scheduler in schedulers.values())
     return [
-        difference._replace(used=_length_used(difference, is_new=is_new, follows_script=follows_script))
-        if difference.name == LENGTH_OF_SCHEDULE
-        else difference
-        for difference in differences
+        change._replace(used=_length_used(change, is_new=is_new, follows_script=follows_script))
+        if change.name == LENGTH_OF_SCHEDULE
+        else change
+        for change in differences
     ]
 
 
@@ -230,25 +230,21 @@ def reject_differences(differences: Iterable[Difference], allowed: Collection[st
     Args:
         differences: The differences.
         allowed: Names of ``RESUME_OVERRIDES``.
-        advice: The advice for avoiding a difference, by name.
+        advice: The advice for avoiding a change, by name.
 
     Raises:
         CheckpointError: A difference is not allowed.
     """
-    refused = [
-        difference
-        for difference in differences
-        if difference.name in RESUME_OVERRIDES and difference.name not in allowed
-    ]
+    refused = [change for change in differences if change.name in RESUME_OVERRIDES and change.name not in allowed]
     if not refused:
         return
-    names = ", ".join(f'"{difference.name}"' for difference in refused)
-    reasons = "; ".join(f"{difference.name}: {RESUME_OVERRIDES[difference.name]}" for difference in refused)
-    ways = " ".join(advice[difference.name] for difference in refused if advice.get(difference.name))
+    names = ", ".join(f'"{change.name}"' for change in refused)
+    reasons = "; ".join(f"{change.name}: {RESUME_OVERRIDES[change.name]}" for change in refused)
+    ways = " ".join(advice[change.name] for change in refused if advice.get(change.name))
     raise CheckpointError(
         "The run would not continue like the saved run.",
-        given=", ".join(f"{difference.name}={difference.requested}" for difference in refused),
-        expected=f"{', '.join(f'{difference.name}={difference.saved}' for difference in refused)} ({reasons})",
+        given=", ".join(f"{change.name}={change.requested}" for change in refused),
+        expected=f"{', '.join(f'{change.name}={change.saved}' for change in refused)} ({reasons})",
         do=f"{f'{ways} Or' if ways else 'Keep the saved values, or'} allow it by name: resume_allow=({names},).",
     )
 
@@ -262,10 +258,7 @@ def describe_differences(differences: Iterable[Difference]) -> str:
         num_epochs  10     20         20
     """
     rows = [["setting", "saved", "requested", "used"]]
-    rows += [
-        [difference.name, *map(_text, (difference.saved, difference.requested, difference.used))]
-        for difference in differences
-    ]
+    rows += [[change.name, *map(_text, (change.saved, change.requested, change.used))] for change in differences]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -150,7 +150,7 @@ def capture(
         run: The run.
         objects: The registered objects.
         scaler: The gradient scaler of fp16.
-        shares_buffers: Whether all processes have the same buffers of the models: those of the first process.
+        shares_buffers: Whether all processes have the same buffers of the models: the buffers of the first process.
     """
     models = run.named_models()
     if shares_buffers:
@@ -208,7 +208,7 @@ class SavedRun:
             self._read(state.parts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                "The training state has a different format from that of this version of pa-core.",
+                "The training state has a format that this version of pa-core does not read.",
                 given=f"{state.path}/state.json: {type(error).__name__}: {error}",
                 do="Use another state, for example the previous, or the version of pa-core that saved this state.",
             ) from error
