@@ -41,6 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole-proof", action="store_true", help="run what is marked whole_proof too, for some minutes")
 
 
+def _leave_to_the_system(_descriptor: int) -> None:
+    """Write to the disk when the system does: only where a machine fails is that too late."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach the tests, and scripts that they launch start soon.
 
@@ -51,8 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resources = contextlib.ExitStack()
     resources.enter_context(launching.fork_server())
-    # Only where a machine fails is it too early; small runs that save would wait for the disk half of their time.
-    resources.enter_context(pytest.MonkeyPatch.context()).setattr(os, "fsync", lambda _descriptor: None)
+    # Small runs that save would wait for the disk half of their time.
+    resources.enter_context(pytest.MonkeyPatch.context()).setattr(os, "fsync", _leave_to_the_system)
     config.add_cleanup(resources.close)
 
 
