@@ -86,6 +86,13 @@ def test_each_thing_is_called_by_its_name(package: str) -> None:
     ] == []
 
 
+def test_tools_call_each_thing_by_its_name() -> None:
+    """Scripts for maintainers are as plain as the packages."""
+    root = PACKAGES.parent
+    paths = [*sorted((root / "tools").rglob("*.py")), root / "noxfile.py", root / "do.py"]
+    assert [f"{path.relative_to(root)}: {line}" for path in paths for line in unnamed_in(path.read_text())] == []
+
+
 @pytest.mark.parametrize(
     "source",
     [
