@@ -25,10 +25,9 @@ __all__ = ["ScriptChanges", "ScriptState"]
 class ScriptChanges(NamedTuple):
     """The state that a script changed, as ``ScriptState.changes`` returns it.
 
-    Attributes:
-        stored: An entry for each value that can be restored, by its place: plain values, small tensors and small
-            arrays. Save it with ``torch.save``, for example.
-        lost: The other changed values by their places, if later steps may need them.
+    ``stored`` has an entry for each value that can be restored, by its place: plain values, small tensors and small
+    arrays. Save it with ``torch.save``, for example. ``lost`` has the other changed values by their places, if later
+    steps may need them.
     """
 
     stored: dict[str, dict[str, Any]]
