@@ -20,6 +20,7 @@ CLEAN = [
     "pa_checkpoint",
     "pa_compat",
     "pa_core",
+    "pa_data",
     "pa_distributed",
     "pa_finetuning",
     "pa_preflight",
@@ -29,7 +30,7 @@ CLEAN = [
 """The packages that are checked. A package that was rewritten is added here."""
 
 _AFTER_A_NOUN = (
-    "that|who|whose|is|are|has|was|were|with|without|from|for|in|to|may|must|can|cannot|does|as|before|after"
+    "that|which|who|whose|is|are|has|have|was|were|with|without|from|for|in|to|may|must|can|cannot|does|as|before|after"
 )
 _BEFORE_A_NOUN = "another|each|every|any|that|this|which|such|only|the [a-z]+|an? [a-z]+"
 

@@ -1,4 +1,4 @@
-"""Loaders that resume at any sample, on any number of processes, and the orders that they follow.
+"""Data loaders that resume in the middle of an epoch, on any number of processes, and the orders of their samples.
 
 Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_data.errors``, ``pa_data.files``,
 ``pa_data.orders``, ``pa_data.rng`` and ``pa_data.script_state``.

@@ -26,11 +26,21 @@ __all__ = ["KeyedDataLoader", "count_samples"]
 
 
 def count_samples(dataset: Dataset[Any]) -> int:
-    """Return the length of a dataset that a keyed order can be made for.
+    """Return the length of a dataset, with clear errors for datasets without a length or without samples.
+
+    Args:
+        dataset: The dataset.
+
+    Returns:
+        The number of samples, at least 1.
 
     Raises:
-        DataError: If the dataset has no length.
-        EmptyDatasetError: If there is no sample.
+        DataError: The dataset has no length.
+        EmptyDatasetError: The dataset has no samples.
+
+    Example:
+        >>> count_samples([3, 1, 4])
+        3
     """
     kind = type(dataset).__name__
     try:
@@ -46,6 +56,7 @@ def count_samples(dataset: Dataset[Any]) -> int:
 
 
 def _without_positions(given: str) -> DataError:
+    """Return the error for a dataset without a length."""
     return DataError(
         "A keyed order needs a dataset with a length, whose samples are indexed by integers or come in one order. "
         f"Got {given}. Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
@@ -53,7 +64,7 @@ def _without_positions(given: str) -> DataError:
 
 
 def _check_stream(order: Order, persistent_workers: bool) -> None:
-    """Raise an error for options that a stream cannot follow."""
+    """Raise an error for options that a stream does not support."""
     if not order.ascends:
         raise DataError(
             f"A stream is read in its own order. Got an IterableDataset, and the order {type(order).__name__}. Leave "
@@ -68,14 +79,14 @@ def _check_stream(order: Order, persistent_workers: bool) -> None:
 def _check_batches_of_order(
     order: Order, batch_size: int | None, drop_last: bool, split: str, samples_per_update: int | None
 ) -> None:
-    """Raise an error for options that have no effect, or no meaning, with an order that makes the batches."""
+    """Raise an error for options that have no effect, or no meaning, if the order makes the batches."""
     kind = type(order).__name__
     if samples_per_update is not None:
         raise DataError(f"The batches of an order have any size: leave out {samples_per_update=} with order={kind}.")
     if batch_size not in (None, 1):
         raise DataError(
             f"batch_size has no effect with an order that makes the batches. Got batch_size={batch_size}, and "
-            f"order={kind}. Leave batch_size out, and give {kind} what it makes its batches by."
+            f"order={kind}. Leave batch_size out, and give {kind} the size of its batches."
         )
     if drop_last:
         raise DataError(f"An order of batches drops none: leave out drop_last=True with order={kind}.")
@@ -102,7 +113,7 @@ def _check_fixed_batches(
 
 
 def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_order: bool) -> None:
-    """Raise an error for options that contradict each other or the promise of an order."""
+    """Raise an error for options that contradict each other, or the fixed order of batches."""
     if unknown := options.keys() - LoadingOptions.__annotations__.keys():
         raise TypeError(f"A keyed loader takes no {', '.join(sorted(unknown))}: its order says which samples come.")
     if not 0 <= rank < num_processes:
@@ -163,83 +174,88 @@ _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
 
 
 class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
-    """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
+    """A ``torch.utils.data.DataLoader`` that can begin any epoch at any sample, with the same batches.
 
-    The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which step on
-    the split (`UpdateSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch
-    resumes at the next sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and
-    torch are seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither
-    on the number of workers nor on where the iteration began. After each batch the main process's own RNG states are as
-    they were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
+    Use it in the place of a ``DataLoader`` with a ``DistributedSampler``, for runs that may be interrupted. The order
+    of an epoch depends only on the seed and the epoch, so a resumed run continues at the next sample, on the same or on
+    a different number of processes. Seeking takes no time: samples before the position are not loaded. ``state_dict``
+    returns the position, and ``load_state_dict`` restores it.
 
-    Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
-    whole, without keys and several times as fast. They equal those that torch's default collation makes.
+    Random augmentation is reproducible: the global random number generators of Python, NumPy and torch are seeded from
+    the seed, the epoch and the sample index before each sample is read. So it depends neither on the number of workers
+    nor on the position where the run began. After each batch the generators of the main process are restored, so the
+    loader does not affect the random numbers of training. Custom generators of a dataset are not seeded.
 
-    An epoch is chosen by `set_epoch` or `start_epoch`; until then it is epoch 0. Iterating again without choosing
-    another repeats the same epoch from the same position. Seeking costs nothing: no sample before the position is
-    loaded. `state_dict` says where the newest iterator is, and `load_state_dict` goes there.
+    Datasets of tensors in memory, and datasets with ``fetch_batch``, are read a whole batch at a time, without seeding
+    and several times as fast. The batches equal the results of torch's default collation.
 
-    ``Accelerator.prepare`` of accelerate leaves the loader as it is, and ``save_state`` saves its position. Lightning
-    saves it too, and chooses the epochs; pass ``use_distributed_sampler=False`` to its trainer.
+    Choose an epoch with ``set_epoch`` or ``start_epoch``; the first is epoch 0. Iterating again without choosing
+    repeats the epoch from the same position.
+
+    With accelerate, ``Accelerator.prepare`` leaves the loader unchanged, and ``save_state`` saves its position.
+    Lightning saves the position and chooses the epochs, too; pass ``use_distributed_sampler=False`` to its trainer.
 
     Args:
         dataset: A dataset with a length and integer indices, or an ``IterableDataset`` with a length, which each
-            process and worker reads from its beginning to find its own samples. It is what ``loader.dataset`` returns.
-        batch_size: The number of samples that this process takes in a full step; None or left out for an order that
-            makes the batches.
-        shuffle: Whether each epoch has its own random order. In training this is the dataset's order, if it brings one
-            as its ``default_order``.
-        split: How a global batch is shared, and what happens to the last one: ``"train"`` or ``"eval"``.
-        seed: The seed of the run; the same on every process.
-        rank: The number of this process.
-        num_processes: The number of processes that share each global batch.
-        device: Where the tensors of each batch are moved; by default they stay.
-        drop_last: Leaves out the samples that do not fill a global batch, or an update.
-        samples_per_update: Divides the epoch into updates of so many samples, on any number of processes, see
-            `UpdateSplit`; ``batch_size`` is then what this process takes in a step at the most.
-        fixed_batches: Makes the same batches, of at most ``batch_size`` samples, on any number of processes. Training
-            cuts updates as `UpdateSplit` does, and an evaluation deals its batches in turn.
-        batches: The numbers of the batches to load, in this order; None loads all batches. Use it to continue a job
-            that was interrupted, such as predictions. The samples of a dataset with indices get the same random numbers
-            as in an epoch of all batches. A last batch that is shorter than the others must come last.
-        collate_fn: Makes a batch of a list of samples; by default torch's own collation.
-        num_workers: The number of processes that load ahead; 0 loads in this process.
-        keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 7 microseconds a
-            sample and, without workers, some 50 a batch. The draws are then not reproducible. Ranges, lists,
-            arrays, tables of Hugging Face's `datasets` without a transform, and subsets of them cannot draw, and take
-            hardly longer with ``True``. A dataset with ``__getitems__`` then fetches all samples of a batch at once, as
-            torch does; keyed samples are fetched one by one.
-        whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
-            are fetched whole where the dataset can and there is no ``collate_fn``.
-        algorithm: The name of the order to reproduce, see `epoch_order`.
-        order: The order of the epochs, instead of ``shuffle``; None for what ``shuffle`` says.
-        pin_memory: Copies each batch into pinned memory first, so that moving it does not block. On CUDA it is then
-            moved one batch ahead, while the device computes.
-        timeout: The number of seconds to wait for a worker; 0 waits forever.
-        worker_init_fn: Is called in each worker with its number.
-        multiprocessing_context: How workers are started.
-        generator: Seeds the workers' own RNGs and nothing else: the order comes from ``seed``. By default
-            a generator of the loader's own.
-        prefetch_factor: The number of batches that each worker loads ahead.
-        persistent_workers: Keeps the workers for the next epoch. Then only one iterator is live at a time:
-            an older one raises a ``RuntimeError`` when it is used again.
-        pin_memory_device: See torch.
-        in_order: Must be true, since the order is what this loader promises.
+            process and worker reads from its beginning to find its own samples.
+        batch_size: The number of samples of this process in a full step. The default is 1, as in torch. Leave it out,
+            or pass None, for an order that makes the batches.
+        shuffle: Whether each epoch has a different random order. The default is False, as in torch. For training, the
+            ``default_order`` of the dataset is used if there is any.
+        split: How a global batch is divided, and the treatment of the last batch: ``"train"``, the default, uses an
+            ``UpdateSplit`` or ``BatchSplit``, and ``"eval"`` an ``EvalSplit``.
+        seed: The seed of the run, the same on every process. The default is 0.
+        rank: The rank of this process. The default is 0.
+        num_processes: The number of processes that share each global batch. The default is 1.
+        device: The device to move each batch to. By default batches stay on the CPU.
+        drop_last: Whether to leave out samples that do not fill a global batch or an update. The default is False.
+        samples_per_update: The number of samples of an update, on any number of processes, see ``UpdateSplit``;
+            ``batch_size`` is then the largest number of samples of this process in a step. By default an update is a
+            step.
+        fixed_batches: Whether batches of at most ``batch_size`` samples are the same on any number of processes. The
+            default is False. Training cuts updates as ``UpdateSplit`` does; an evaluation deals its batches in turn.
+        collate_fn: The function that combines samples into a batch. By default torch's own.
+        num_workers: The number of worker processes. The default, 0, loads in this process.
+        keyed_augmentation: Whether the random number generators are seeded for each sample. The default is True. It
+            takes about 7 microseconds for a sample, and without workers about 50 for a batch, except for datasets that
+            cannot draw random numbers, such as lists, arrays and tables of Hugging Face's ``datasets`` without a
+            transform. With False the draws are not reproducible, and a dataset with ``__getitems__`` reads all samples
+            of a batch at once.
+        whole_batches: Whether batches are read whole. By default they are if the dataset supports it and there is no
+            ``collate_fn``. True raises an error if this is impossible.
+        algorithm: The name of a permutation algorithm to reproduce, see ``epoch_order``. By default the number of
+            samples decides.
+        order: The order of the epochs, in the place of ``shuffle``. By default ``shuffle`` decides.
+        batches: The numbers of the batches to load, in this order. By default all batches are loaded. Use it to
+            continue a job that was interrupted, such as predictions. The samples of a dataset with indices get the same
+            random numbers as in an epoch of all batches. A last batch that is shorter than the others must come last.
+        pin_memory: Whether to copy each batch to pinned memory, so that moving it does not block. The default is False.
+            On CUDA a batch is then moved while the device computes with the previous batch.
+        timeout: The number of seconds to wait for a worker. The default, 0, waits forever.
+        worker_init_fn: A function that is called in each worker with its number. By default none is called.
+        multiprocessing_context: How workers are started. By default the method of this process.
+        generator: A generator that seeds the generators of workers, and nothing else: the order comes from ``seed``. By
+            default the loader has its own.
+        prefetch_factor: The number of batches that each worker loads ahead. By default 2, as in torch.
+        persistent_workers: Whether to keep the workers for the next epoch. The default is False. With True, only the
+            newest iterator may be used: an older iterator raises a ``RuntimeError``.
+        pin_memory_device: As in torch.
+        in_order: Must be True, since the loader guarantees the order.
 
     Attributes:
-        device: Where the tensors of each batch are moved.
-        rank: The number of this process.
+        device: The device to which each batch is moved, or None.
+        rank: The rank of this process.
         num_processes: The number of processes that share each global batch.
         given_order: The order of all epochs.
-        keyed_augmentation: Whether the RNGs are seeded for each sample.
-        whole_batches: Whether batches are fetched whole.
-        samples_per_update: As passed.
-        fixed_batches: As passed.
+        keyed_augmentation: Whether the random number generators are seeded for each sample.
+        whole_batches: Whether batches are read whole.
+        samples_per_update: The number of samples of an update, or None.
+        fixed_batches: Whether batches are the same on any number of processes.
 
     Raises:
-        TypeError: If the order is something else.
-        DataError: If an option is out of its range, or the dataset has no length, or there are two orders.
-        EmptyDatasetError: If there is no sample, or ``drop_last`` leaves none.
+        TypeError: The order is not an ``Order``, or there is an unknown option.
+        DataError: An option is out of its range, the dataset has no length, or options contradict each other.
+        EmptyDatasetError: There are no samples, or ``drop_last`` leaves none.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -339,7 +355,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def seed(self) -> int:
-        """The seed of the run; setting it takes effect with the next iterator."""
+        """The seed of the run. Setting it affects the next iterator."""
         return self._seed
 
     @seed.setter
@@ -349,7 +365,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def algorithm(self) -> str | None:
-        """The name of the order to reproduce, None for the default; setting it is for the next iterator."""
+        """The name of the permutation algorithm, or None for the default. Setting it affects the next iterator."""
         return self.given_order.algorithm if isinstance(self.given_order, Shuffled) else None
 
     @algorithm.setter
@@ -373,7 +389,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def position(self) -> int:
-        """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
+        """The number of samples of the chosen epoch, over all processes, that the next iterator skips."""
         return self.split.start
 
     @property
@@ -383,18 +399,28 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def split(self) -> Split:
-        """The split of the chosen epoch from the chosen position on; its step 0 is the next one."""
+        """The split of the chosen epoch; its step 0 is the first step after the chosen position."""
         return self._batches.plan.split
 
     def start_epoch(self, epoch: int, position: int = 0) -> None:
-        """Choose what the next iterator yields; one that is live already keeps its own epoch.
+        """Choose the epoch and the position of the next iterator. A live iterator keeps its own.
+
+        Use it to resume with a position that you have saved yourself, or to repeat an epoch: unlike ``set_epoch``, it
+        always starts at the given position.
 
         Args:
-            epoch: The number of the epoch, which keys the order and the draws.
-            position: The number of samples of this epoch, over all processes, that are trained on already.
+            epoch: The number of the epoch, from 0. The order and the random augmentation depend on it.
+            position: The number of samples of this epoch, over all processes, that were trained on before. The default
+                is 0, the beginning of the epoch.
 
         Raises:
-            DataError: If the position is not within the epoch, or is not 0 in an evaluation.
+            DataError: The position is outside of the epoch, or is not 0 in an evaluation.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(10), batch_size=4)
+            >>> loader.start_epoch(1, position=4)
+            >>> [batch.tolist() for batch in loader]
+            [[4, 5, 6, 7], [8, 9]]
         """
         if position != 0 and self._evaluates:
             raise DataError(f"An evaluation always begins at its first sample: leave out {position=}.")
@@ -407,16 +433,23 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self._batches.sampler.epoch = None
 
     def set_batch_sizes(self, sizes: Sequence[int]) -> None:
-        """Choose how many samples each process takes in a step at the most, for the next iterator.
+        """Choose the largest number of samples of each process in a step, from the next iterator on.
 
-        A training loader needs ``samples_per_update``, so that updates stay as they are; it deals their steps in
-        proportion to these numbers. An evaluation takes the smallest of them on each process.
+        Use it if a batch does not fit into memory, or if devices differ. For training, ``samples_per_update`` must be
+        set, so that updates stay the same; steps are divided in proportion to the sizes. In an evaluation, each process
+        takes the smallest of them.
 
         Args:
-            sizes: The number of samples of each process, at least 1; the same numbers on all of them.
+            sizes: A number for each process, at least 1; the same list on all processes.
 
         Raises:
-            DataError: The batches follow from an order or from ``fixed_batches``, or updates from batches.
+            DataError: The batches depend on the order or on ``fixed_batches``, or updates depend on the batch size.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(12), batch_size=6, samples_per_update=6)
+            >>> loader.set_batch_sizes([3])
+            >>> [len(batch) for batch in loader]
+            [3, 3, 3, 3]
         """
         if (
             self.fixed_batches
@@ -436,25 +469,47 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.start_epoch(self._epoch, self.position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose an epoch for the next iterator, from its first sample on; the chosen one keeps its position.
+        """Choose an epoch for the next iterator, from its first sample on; the present epoch keeps its position.
 
-        So a loop over epochs may begin with the epoch in which it was resumed. As ``DistributedSampler`` has it.
+        Call it at the start of each epoch, as with a ``DistributedSampler``. In a resumed run, the loop may begin with
+        the interrupted epoch: the position that ``load_state_dict`` has restored stays.
 
         Args:
-            epoch: The number of the epoch.
+            epoch: The number of the epoch, from 0.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(6), batch_size=4)
+            >>> loader.load_state_dict({**loader.state_dict(), "samples": 4})
+            >>> for epoch in range(2):
+            ...     loader.set_epoch(epoch)
+            ...     print([batch.tolist() for batch in loader])
+            [[4, 5]]
+            [[0, 1, 2, 3], [4, 5]]
         """
         if epoch != self._epoch:
             self.start_epoch(epoch)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return where the newest iterator is: after the batch that it yielded last, no matter what was prefetched.
+        """Return the position after the last batch that the newest iterator has yielded, without prefetched batches.
 
-        It holds the epoch and the number of its samples that all processes together have taken, so one state serves
-        any number of processes. At the end of an epoch it is the beginning of the next one. An evaluation has no
-        position: it is repeated. With ``fixed_batches``, an update of which batches are left begins again.
+        Save it in a checkpoint after an update. It contains the epoch, and the number of its samples that all processes
+        together have taken, so a state of any process serves any number of processes. At the end of an epoch it is the
+        beginning of the next epoch. An evaluation has no position, and is repeated. With ``fixed_batches``, an
+        unfinished update is repeated.
 
-        Save it at the end of an update, or on rank 0: within an update, a process that has fewer batches of it than
-        rank 0 may have had its last one, and takes the update to be over.
+        Within an update of several steps, save it on rank 0: a process with fewer batches than rank 0 may have had its
+        last batch, and returns the end of the update.
+
+        Returns:
+            A dictionary of numbers and strings, which JSON can hold.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(10), batch_size=4, shuffle=True)
+            >>> iterator = iter(loader)
+            >>> _ = next(iterator)
+            >>> state = loader.state_dict()
+            >>> state["epoch"], state["samples"]
+            (0, 4)
         """
         place = None if self._progress.has_ended else self._iterated.place_after(self._progress.batches)
         return {
@@ -464,14 +519,23 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
-        """Choose the epoch and the position of a `state_dict`, for the next iterator.
+        """Restore the epoch and the position of a saved state, for the next iterator.
 
         Args:
-            state_dict: What `state_dict` returned, on any number of processes, with any number of workers.
+            state_dict: The result of ``state_dict``, with any number of processes and workers.
 
         Raises:
-            DataError: The state has another seed, order or length of the dataset, where the position would
-                stand for other samples, or it comes from something else.
+            DataError: The state has a different seed, order or length of the dataset, so that its position would mean
+                different samples; or it is not a state of such a loader.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(10), batch_size=4, shuffle=True)
+            >>> iterator = iter(loader)
+            >>> _ = next(iterator)
+            >>> resumed = KeyedDataLoader(range(10), batch_size=4, shuffle=True)
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> [batch.tolist() for batch in resumed] == [batch.tolist() for batch in iterator]
+            True
         """
         expected = self._meaning_of_position()
         wrong = [name for name, value in expected.items() if state_dict.get(name) != value]
@@ -487,7 +551,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.start_epoch(epoch, samples)
 
     def _meaning_of_position(self) -> dict[str, int | str]:
-        """What must be the same for a position to stand for the same samples."""
+        """Return the values that must be the same for a position to mean the same samples."""
         return {
             "version": 1,
             "seed": self._seed,
@@ -498,18 +562,28 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of a whole epoch, which is the same on every process.
 
+        Use it for a progress bar or a schedule of the learning rate. ``len(loader)`` is the number of batches of this
+        process, which may be smaller in the last steps of an epoch.
+
         Args:
-            epoch: The number of the epoch.
+            epoch: The number of the epoch, from 0. With some orders, epochs have different lengths.
+
+        Returns:
+            The number of steps.
 
         Raises:
             EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
+
+        Example:
+            >>> KeyedDataLoader(range(10), batch_size=2, num_processes=2).num_steps(0)
+            3
         """
         whole = self._batches.whole_epoch if epoch == self._epoch else self._plan_of_whole_epoch(epoch)
         self._check_epoch(whole.split, epoch)
         return len(whole.split)
 
     def _check_epoch(self, split: Split, epoch: int = 0) -> None:
-        """Raise an error for a split of a whole epoch that has no step."""
+        """Raise an error for a whole epoch without a step."""
         if split.num_samples == 0:
             raise EmptyDatasetError(
                 f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0. "
@@ -521,7 +595,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             smaller = "a smaller batch size, or keep the last incomplete batch"
             if self.samples_per_update is not None:
                 size = f"updates of {self.samples_per_update}"
-                smaller = "fewer samples per update, or keep the last incomplete one"
+                smaller = "fewer samples per update, or keep the last incomplete update"
             raise EmptyDatasetError(
                 f"drop_last leaves nothing of this dataset. Got {split.num_samples} samples, and {size}. Choose "
                 f"{smaller} with drop_last=False."
@@ -532,19 +606,43 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         return EpochPlan(order, self._split_epoch(order), self.rank, mix(self._seed, epoch))
 
     def fetch_for(self, step: int, rank: int) -> Any:
-        """Return the batch that a process takes in a step, fetched here and now.
+        """Return the batch that a process takes in a step, read immediately in this process.
+
+        Use it to inspect a batch of any rank, for example the batch in which a loss was not finite. Iterators are not
+        affected.
 
         Args:
             step: The step of the chosen epoch, counted from the chosen position.
-            rank: The number of the process.
+            rank: The rank of the process.
+
+        Returns:
+            The batch, on the device of the loader.
+
+        Raises:
+            IndexError: There is no such step or rank.
+
+        Example:
+            >>> loader = KeyedDataLoader(range(10), batch_size=2, num_processes=2)
+            >>> loader.fetch_for(step=1, rank=1)
+            tensor([6, 7])
         """
         return self.fetch(self.split.piece(step, rank))
 
     def fetch(self, piece: range) -> Any:
-        """Return the samples at some positions of the chosen epoch as a batch, fetched here and now.
+        """Return the samples at some positions of the chosen epoch as a batch, read immediately in this process.
 
         Args:
-            piece: The positions.
+            piece: The positions, as ``split.piece`` returns them.
+
+        Returns:
+            The batch, on the device of the loader.
+
+        Raises:
+            IndexError: A position is outside of the epoch.
+
+        Example:
+            >>> KeyedDataLoader(range(10), batch_size=2).fetch(range(3, 6))
+            tensor([3, 4, 5])
         """
         plan = self._batches.plan
         with preserve_rng_state():
@@ -555,17 +653,17 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private iterator class
-        """Iterate the chosen epoch from the chosen position on.
+        """Iterate over the chosen epoch from the chosen position on.
 
         Raises:
-            DataError: The dataset has another length than when the loader was made.
+            DataError: The length of the dataset has changed since the loader was made.
         """
         now = count_samples(self.dataset)
         if now != self._num_samples:
             raise DataError(
                 f"The dataset has another length than when its loader was made. Got {now} samples of "
                 f"{type(self.dataset).__name__}, and {self._num_samples} when it was made. Change a dataset between "
-                "two runs, not within one: each run makes new loaders."
+                "two runs, not within a run: each run makes new loaders."
             )
         if (requested := self._batches.sampler.epoch) is not None:
             self.set_epoch(requested)
@@ -580,10 +678,12 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
 
 def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
+    """Return the order that ``shuffle`` and the algorithm stand for."""
     return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 
 def _two_orders(order: Order, algorithm: str) -> DataError:
+    """Return the error for an order together with an algorithm."""
     return DataError(
         f"Two orders were passed. Got order={type(order).__name__}(...), algorithm={algorithm!r}. Leave the order "
         f"out, or pass order=Shuffled({algorithm!r})."
@@ -591,6 +691,7 @@ def _two_orders(order: Order, algorithm: str) -> DataError:
 
 
 def _split_batches(order: EpochOrder, *, num_processes: int, start: int = 0) -> Split:
+    """Return the split of an epoch whose order makes the batches."""
     ends = order.batch_ends
     if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
         raise DataError(
@@ -612,6 +713,7 @@ def _split_epoch(
     batch_sizes: tuple[int, ...] = (),
     start: int = 0,
 ) -> Split:
+    """Return the split of an epoch with a batch size."""
     num_samples = order.num_samples
     if order.batch_ends is not None:
         raise DataError(

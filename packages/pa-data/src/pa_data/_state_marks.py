@@ -1,4 +1,4 @@
-"""What tells that a value has changed: kept instead of the value, and compared with what it is later."""
+"""Marks of values: a mark is kept instead of a value, and tells later whether the value has changed."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ __all__ = [
 ]
 
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""The types of plain values. Of a subclass nobody knows what else it holds."""
+"""The types of plain values. A subclass may hold more than a plain value."""
 
 _INNER_CONTAINERS: Final = frozenset({list, tuple, set, dict, OrderedDict, Counter})
 _CONTAINERS: Final = _INNER_CONTAINERS | {frozenset, deque, defaultdict}
-"""The last ones have their own place within others: what is within a place is written as it is."""
+"""The last containers have a separate place within others: a value within a place is written as it is."""
 _MOST_PLAIN_ITEMS, _NUM_ENDS, _DEEPEST = 100_000, 8, 16
 _WHOLE_NUMEL, _NUM_SAMPLED = 4_096, 64
 _NOT_PLAIN: Final = object()
 
 
 def is_container(value: object) -> bool:
-    """Whether a value is a container of Python's own, and no more than that."""
+    """Return whether a value is a container of Python itself, not of a subclass."""
     return type(value) in _CONTAINERS
 
 
 def is_generator(value: object) -> bool:
-    """Whether a value is a random number generator of torch, NumPy or Python."""
+    """Return whether a value is a random number generator of torch, NumPy or Python."""
     if isinstance(value, torch.Generator):
         return True
     if isinstance(value, random.Random):
@@ -58,13 +58,13 @@ def is_generator(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array or a number of NumPy's, which need not be there."""
+    """Return whether a value is an array or a number of NumPy, which need not be installed."""
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is plain, or a container of nothing but plain values, not too many of them.
+    """Return whether a value is plain, or a container of a limited number of plain values.
 
     Example:
         >>> is_plain({"losses": [0.5, 0.25], "stage": None}), is_plain([object()])
@@ -74,7 +74,7 @@ def is_plain(value: object) -> bool:
 
 
 def mark_of(value: object) -> object:
-    """Return what equals the mark of the same value, as long as that has not changed.
+    """Return a mark that is equal for the same value, as long as the value has not changed.
 
     Args:
         value: A tensor, an array, a generator, an ``itertools.count``, a plain value or a container.
@@ -99,9 +99,9 @@ def mark_of(value: object) -> object:
 
 
 class _TensorMark:
-    """A small tensor by its elements; a large one by identity, version and some of them.
+    """The elements of a small tensor; the identity, the version and some elements of a large tensor.
 
-    The version alone would not do: what is changed through ``tensor.data`` leaves it as it is.
+    The version alone is not enough, since changes through ``tensor.data`` do not affect it.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -135,7 +135,7 @@ def _some_elements(tensor: Tensor) -> object:
 
 
 def _line_through(tensor: Tensor) -> Tensor:
-    """The elements along the longest dimension: reshaping what is not contiguous would copy all of it."""
+    """Return the elements along the longest dimension; reshaping might copy the whole tensor."""
     while tensor.dim() > 1:
         shortest = min(range(tensor.dim()), key=tensor.size)
         tensor = tensor.select(shortest, tensor.size(shortest) // 2)
@@ -146,7 +146,7 @@ def state_of(generator: Any) -> Any:
     """Return the state of a generator.
 
     Args:
-        generator: What `is_generator` knows.
+        generator: A generator that ``is_generator`` recognises.
     """
     if isinstance(generator, torch.Generator):
         return generator.get_state()
@@ -161,8 +161,8 @@ def set_state_of(generator: Any, state: Any) -> None:
     """Restore the state of a generator.
 
     Args:
-        generator: A generator of the same kind.
-        state: What `state_of` returned.
+        generator: A generator of the same class.
+        state: The result of ``state_of``.
 
     Example:
         >>> generator = random.Random(0)
@@ -183,14 +183,14 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 
 def _with_lists(state: Any) -> Any:
-    """A state of NumPy, whose arrays have no whole representation."""
+    """Return a state of NumPy with lists in the place of arrays, whose ``repr`` is not complete."""
     if isinstance(state, dict):
-        return {name: _with_lists(one) for name, one in cast("dict[str, Any]", state).items()}
+        return {name: _with_lists(item) for name, item in cast("dict[str, Any]", state).items()}
     return state.tolist() if hasattr(state, "tolist") else state
 
 
 def _mark_of_array(array: Any) -> object:
-    """A memory map may be as large as a disk, and what an array of objects holds has no bytes: neither is read."""
+    """Return the mark of an array; a memory map, which may be very large, and an array of objects are not read."""
     numpy: Any = sys.modules["numpy"]
     if isinstance(array, numpy.memmap) or array.dtype.hasobject:
         return id(array)
@@ -199,16 +199,16 @@ def _mark_of_array(array: Any) -> object:
 
 
 def _mark_of_many(container: Any) -> object:
-    """What tells a change of a container that is too large or not plain: its length and its ends."""
+    """Return the mark of a container that is too large or not plain: its length and its ends."""
     if not isinstance(container, list | tuple | deque):
         return (id(container), len(container))
     items = cast("list[object]", container)
     ends = (*itertools.islice(items, _NUM_ENDS), *itertools.islice(reversed(items), _NUM_ENDS))
-    return (id(items), len(items), *(one if type(one) in PLAIN else id(one) for one in ends))
+    return (id(items), len(items), *(item if type(item) in PLAIN else id(item) for item in ends))
 
 
 def _frozen(value: Any, depth: int = 0) -> object:
-    """Return what equals the same of an equal value, as it is now; ``_NOT_PLAIN`` for what is not plain."""
+    """Return a copy of a plain value that does not change with it, or ``_NOT_PLAIN`` for any other value."""
     kind = cast("type[object]", type(value))
     if kind in PLAIN:
         return value if value == value else "nan"  # noqa: PLR0124  # NaN equals nothing, not even itself
@@ -223,26 +223,26 @@ def _frozen(value: Any, depth: int = 0) -> object:
     items: list[Any] = [*value]
     kinds = {*map(type, items)}
     if float in kinds or not kinds <= PLAIN:
-        items = [_frozen(one, depth + 1) for one in items]
+        items = [_frozen(item, depth + 1) for item in items]
     return _all_frozen(kind, {*items} if isinstance(value, set | frozenset) else items)
 
 
 def _all_frozen(kind: type, items: list[object] | set[object]) -> object:
-    if any(one is _NOT_PLAIN for one in items):
+    if any(item is _NOT_PLAIN for item in items):
         return _NOT_PLAIN
     return (kind, frozenset(items) if isinstance(items, set) else tuple(items))
 
 
 def read_clocks() -> tuple[float, ...]:
-    """Return what the clocks of this process say."""
+    """Return the present times of the clocks of this process."""
     return time.time(), time.monotonic(), time.perf_counter(), time.process_time()
 
 
 def was_read_since(clocks: Iterable[float], value: object) -> bool:
-    """Return whether a value is what a clock has said between an earlier moment and now.
+    """Return whether a value is a time that a clock has shown between an earlier moment and now.
 
     Args:
-        clocks: What the clocks said at that moment.
+        clocks: The times of the clocks at that moment.
         value: Any value.
 
     Example:

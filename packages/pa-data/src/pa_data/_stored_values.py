@@ -1,4 +1,4 @@
-"""Values that are stored by their place: what is kept of each, and how it is put back."""
+"""Values that are stored by their place, and restored in another process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_NUMBERS = 65_536
 
 
 class StoredValue(NamedTuple):
-    """What is stored of a piece of state.
+    """The stored form of a piece of state.
 
     Attributes:
-        owner: The place of what holds it.
-        name: The attribute or key there.
-        kind: What ``value`` stands for.
+        owner: The place of the holder of the value.
+        name: The attribute or key of the value in the holder.
+        kind: The meaning of ``value``.
         value: Plain values, tensors or an array.
     """
 
@@ -38,7 +38,7 @@ class StoredValue(NamedTuple):
 
     @classmethod
     def of(cls, found: Found) -> StoredValue | None:
-        """Return what is stored of a piece of state; None for what cannot be.
+        """Return the stored form of a piece of state, or None if it cannot be stored.
 
         Args:
             found: The piece of state.
@@ -52,11 +52,11 @@ class StoredValue(NamedTuple):
         """Restore the value.
 
         Args:
-            owner: What holds it in this process.
-            found: What is in its place there, None if nothing is.
+            owner: The holder of the value in this process.
+            found: The piece of state at its place, or None.
 
         Returns:
-            Whether there was a place for it.
+            Whether there was a place for the value.
         """
         present = None if found is None else found.value
         if self.kind == "generator":
@@ -87,7 +87,7 @@ class StoredValue(NamedTuple):
 
 
 def place_of_owner(found: Found) -> str:
-    """Return the place of what holds a piece of state.
+    """Return the place of the holder of a piece of state.
 
     Args:
         found: The piece of state.
@@ -161,7 +161,7 @@ def _set_state(found: Found, state: object) -> bool:
 
 
 def _fill(container: Any, value: Any) -> bool:
-    """Let a container hold what another one of its kind holds: others may refer to it."""
+    """Give a container the items of a container of the same class, since other objects may refer to it."""
     if hasattr(container, "update"):  # a mapping or a set
         container.clear()
         container.update(value)

@@ -1,4 +1,4 @@
-"""The errors of datasets, loaders and orders: ``ValueError`` with a name; others are Python's own."""
+"""The errors of datasets, loaders and orders, which are kinds of ``ValueError``; other errors are Python's."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ __all__ = [
 _USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
 _QUERY = re.compile(r"(://[^\s?#]*[?#])\S*?=\S*?(?=['\")\]}>,;:.]*(?:\s|$))")
 _SHORTEST_SECRET = 3
-"""Characters of a part of a URL that is replaced wherever it is: shorter ones are found in any text."""
+"""The shortest part of a URL, in characters, that is replaced everywhere: shorter parts occur in any text."""
 
 
 def without_secrets(text: str, url: str = "") -> str:
-    """Return a text whose URLs have neither users and passwords nor queries, which may hold signatures and tokens.
+    """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
+
+    Use it for messages and logs about files in an object store.
 
     Args:
         text: A message.
-        url: The URL that the message is about: parts of it that are secret are replaced wherever they are in the text.
+        url: The URL that the message is about. Its secret parts are replaced everywhere in the text, since some
+            libraries repeat a password without its URL. By default only whole URLs are searched.
+
+    Returns:
+        The message with ``***`` in the place of each secret part.
 
     Example:
         >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
         'https://***@host/a.tar?***: not found'
-        >>> without_secrets("403: the signature 1f3a is too old", "https://host/a.tar?signature=1f3a")
-        '403: the signature *** is too old'
+        >>> without_secrets("403: the key 1f3a is too old", "https://host/a.tar?signature=1f3a")
+        '403: the key *** is too old'
     """
     text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
     for secret in sorted(_secrets_in(url), key=len, reverse=True):
@@ -40,26 +46,35 @@ def without_secrets(text: str, url: str = "") -> str:
 
 
 def _secrets_in(url: str) -> set[str]:
+    """Return the secret parts of a URL."""
     users = {part for user in _USER.findall(url) for part in (user, *user.rstrip("@").split(":")[1:])}
     queries = {part for match in _QUERY.finditer(url) for part in re.split("[?#&=]", match[0].removeprefix(match[1]))}
     return {part for secret in users | queries for part in (secret, unquote(secret)) if len(part) >= _SHORTEST_SECRET}
 
 
 def safe_cause(error: BaseException, url: str) -> BaseException | None:
-    """Return an error as the cause of another one; None if its traceback could show what of a URL is secret.
+    """Return an error for use in ``raise ... from``, or None if its traceback could show secret parts of a URL.
 
     Args:
         error: The error of a library.
-        url: The URL that it is about.
+        url: The URL that the error is about.
+
+    Returns:
+        The error, or None if the URL has a user, a password or a query.
+
+    Example:
+        >>> error = OSError("no connection")
+        >>> safe_cause(error, "https://host/a.tar") is error, safe_cause(error, "https://me:secret@host/a.tar")
+        (True, None)
     """
     return error if without_secrets(url) == url else None
 
 
 class DataError(ValueError):
-    """A dataset, a loader or an order cannot work with what it was given, such as a negative batch size.
+    """Report that a dataset, a loader or an order cannot work with its arguments.
 
     Args:
-        message: What is wrong and what to do; of URLs in it, users, passwords and queries are left out.
+        message: The problem, and the action that solves it. Users, passwords and queries of URLs in it are replaced.
 
     Example:
         >>> from pa_data.orders import epoch_order
@@ -74,18 +89,26 @@ class DataError(ValueError):
 
 
 class EmptyDatasetError(DataError):
-    """A dataset, or what is left of it after ``drop_last``, holds no batch to run on.
+    """Report that a dataset has no samples, or no full batch with ``drop_last=True``.
 
     Example:
-        >>> issubclass(EmptyDatasetError, DataError)
-        True
+        >>> from pa_data import KeyedDataLoader
+        >>> try:
+        ...     KeyedDataLoader([], batch_size=4)
+        ... except EmptyDatasetError:
+        ...     print("the filter of the dataset has removed all samples")
+        the filter of the dataset has removed all samples
     """
 
 
 class ShardError(DataError):
-    """A file of a dataset is missing, damaged, has changed, or holds something else than its reader expects.
+    """Report that a file of a dataset is missing, damaged, changed, or of the wrong kind for its reader.
 
     Example:
-        >>> issubclass(ShardError, ValueError)
-        True
+        >>> from pa_data.files import ShardedFiles, TextLines
+        >>> try:
+        ...     ShardedFiles("no/such/folder/*.txt", TextLines())
+        ... except ShardError as error:
+        ...     print(str(error).partition(" Got")[0])
+        No file fits the pattern.
     """

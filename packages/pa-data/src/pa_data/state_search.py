@@ -1,7 +1,7 @@
-"""A search for state: numbers, tensors and generators that the objects of a script keep, wherever they keep them.
+"""A search for state: numbers, tensors and generators that the objects of a script hold, no matter where.
 
-It reads attributes, items, closures, and the globals that functions of the script name. It runs nothing of the script,
-no property either, and is bounded: nobody looks at what a list of a million samples holds.
+It reads attributes, items, closures, and the globals that functions of the script name. It runs no code of the script,
+including properties, and is limited: long lists are not searched.
 """
 
 from __future__ import annotations
@@ -68,24 +68,26 @@ _OURS: Final = frozenset(
 _NOT_FOLLOWED: Final = (
     _OURS
     | {"accelerate", "numpy", "pandas", "polars", "pyarrow", "torch"}
-    | (sys.stdlib_module_names - {"argparse", "types"})  # of which there are plain namespaces
+    | (sys.stdlib_module_names - {"argparse", "types"})  # which have plain namespaces
 )
 _FOLLOWED_OF_THEM: Final = (
     *(nn.Module, Optimizer, lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau),
     *(Dataset, Sampler, DataLoader),
 )
 _SAVED_OF_OPTIMIZERS: Final = frozenset({"state", "param_groups", "defaults"})
-"""What whoever names an optimizer among the roots has of it already."""
+"""The attributes of an optimizer that are saved with it, if it is a root."""
 
 
 class Found(NamedTuple):
     """A piece of state.
 
     Attributes:
-        place: Where it is, as a script would write it: ``"trainer.step"``, ``"teacher.weight"``, ``"train.RNG"``.
-        owner: What holds it: an object, a class, a container, a cell of a closure, or the globals of a module.
-        name: The attribute, key or index; of a cell, ``"cell_contents"``.
-        value: A plain value, a container of nothing else, a container that is too large to look into, a tensor, an
+        place: The place of the value, as a script would write it: ``"trainer.step"``, ``"teacher.weight"``,
+            ``"train.RNG"``.
+        owner: The holder of the value: an object, a class, a container, a cell of a closure, or the globals of a
+            module.
+        name: The attribute, key or index; for a cell, ``"cell_contents"``.
+        value: A plain value, a container of plain values, a container that is too large to be searched, a tensor, an
             array, a generator, or an ``itertools.count``.
     """
 
@@ -103,7 +105,7 @@ class Found(NamedTuple):
         """Restore the state of the value, which is a generator.
 
         Args:
-            state: What ``generator_state`` of one of the same kind was.
+            state: The ``generator_state`` of a generator of the same class.
         """
         set_state_of(self.value, state)
 
@@ -114,16 +116,16 @@ _Follows: TypeAlias = Callable[[str | None], bool]
 def find_state(
     roots: Mapping[str, object], *, without: Iterable[object] = (), installed: bool = True, holders: bool = False
 ) -> Iterator[Found]:
-    """Iterate over the state that objects hold, each piece once; what is nearest to the roots comes first.
+    """Iterate over the state that objects hold, each piece once, beginning with the pieces nearest to the roots.
 
-    The generators that everything in a process shares are left out: others save and restore them.
+    The generators that everything in a process shares are left out, since they are saved in another way.
 
     Args:
-        roots: The objects by what they are called. What is a root itself has that name wherever it is found.
-        without: Objects that are not looked into.
-        installed: Whether to look into objects of installed packages that are found. Modules, datasets, optimizers and
-            schedulers are looked into in any case.
-        holders: Whether to yield what is looked into, too, before what is found in it.
+        roots: The objects by name. An object that is a root has this name wherever it is found.
+        without: Objects that are not searched.
+        installed: Whether to search objects of installed packages. Modules, datasets, optimizers and schedulers are
+            searched in any case.
+        holders: Whether to yield the searched objects, too, each before its contents.
 
     Example:
         >>> from types import SimpleNamespace
@@ -133,7 +135,7 @@ def find_state(
     """
     waiting = deque(Found(name, roots, name, value) for name, value in roots.items())
     # With the objects: without them, their identities would be given to others.
-    seen = {id(one): one for one in (*_shared_generators(), *without)}
+    seen = {id(known): known for known in (*_shared_generators(), *without)}
     follows = _is_followed if installed else _is_of_script
     num_roots = len(waiting)
     while waiting and len(seen) < _MOST_OBJECTS:
@@ -153,13 +155,13 @@ def find_state(
 
 
 class Note(NamedTuple):
-    """What a snapshot keeps of a piece of state.
+    """The record of a piece of state in a snapshot.
 
     Attributes:
-        owner: The identity of what holds it.
-        kind_of_owner: The class of that.
+        owner: The identity of the holder of the value.
+        kind_of_owner: The class of the holder.
         name: The attribute, key or index.
-        mark: What tells a change.
+        mark: The mark of the value, which tells whether it has changed.
     """
 
     owner: int
@@ -168,21 +170,21 @@ class Note(NamedTuple):
     mark: object
 
     def differs(self, earlier: Note) -> bool:
-        """Return whether the value is another one than in an earlier note."""
+        """Return whether the value differs from the value in an earlier note."""
         return type(self.mark) is not type(earlier.mark) or self.mark != earlier.mark
 
 
 class Snapshot:
-    """What state objects hold at the moment, to compare it with another moment.
+    """The state of objects at a moment, to compare it with a different moment.
 
     Of large tensors and arrays, some elements are read.
 
     Args:
-        roots: As for `find_state`.
-        without: As for `find_state`.
+        roots: The objects by name.
+        without: Objects that are not searched.
 
     Attributes:
-        notes: What was found, by place.
+        notes: The records of the pieces of state, by place.
 
     Example:
         >>> from types import SimpleNamespace
@@ -197,15 +199,15 @@ class Snapshot:
         found = find_state(roots, without=without)
         self._clocks = read_clocks()
         self.notes: dict[str, Note] = {
-            one.place: Note(id(one.owner), type(one.owner), one.name, mark_of(one.value)) for one in found
+            piece.place: Note(id(piece.owner), type(piece.owner), piece.name, mark_of(piece.value)) for piece in found
         }
 
     def changed(self, later: Snapshot, *, but_clocks: bool = False) -> list[str]:
-        """Return the places whose state appeared, changed or went.
+        """Return the places whose state appeared, changed or disappeared.
 
         Args:
             later: A snapshot of a later moment, of the same roots.
-            but_clocks: Whether numbers that a clock has said between the two moments are left out.
+            but_clocks: Whether to leave out numbers that a clock has shown between the two moments.
         """
         before, after = self.notes, later.notes
         differ = [place for place, note in after.items() if place in before and note.differs(before[place])]
@@ -220,7 +222,7 @@ class Snapshot:
 def _unchanged_elsewhere(
     before: Mapping[str, Note], gone: Iterable[str], after: Mapping[str, Note], appeared: Iterable[str]
 ) -> set[str]:
-    """The old and the new places of what is as it was, and which something else leads to now."""
+    """Return the old and the new places of unchanged values that were found in different ways."""
     by_owner = {(before[place].owner, repr(before[place].name)): place for place in gone}
     moved = set[str]()
     for place in appeared:
@@ -233,10 +235,10 @@ def _unchanged_elsewhere(
 
 @functools.cache
 def is_of_script(module: str) -> bool:
-    """Return whether a module is part of the script: neither Python's nor ours nor an installed package's.
+    """Return whether a module is part of the script, not of Python, of these packages or of an installed package.
 
     Args:
-        module: Its name.
+        module: The name of the module.
 
     Example:
         >>> is_of_script("__main__"), is_of_script("torch.nn"), is_of_script("random")
@@ -265,7 +267,7 @@ def _is_leaf(value: object) -> bool:
 
 
 def _parts(place: str, value: Any, follows: _Follows, *, is_root: bool) -> Iterator[Found]:
-    """What may hold state in something that is not state itself."""
+    """Yield the parts of a value that may hold state."""
     if isinstance(value, FunctionType):
         yield from _parts_of_function(place, value, follows)
     elif isinstance(value, MethodType):
@@ -276,7 +278,9 @@ def _parts(place: str, value: Any, follows: _Follows, *, is_root: bool) -> Itera
     elif isinstance(value, functools.partial):
         yield Found(place, value, "func", value.func)
         yield from _items(place, value.args)
-        yield from (Found(f"{place}.{name}", value.keywords, name, one) for name, one in value.keywords.items())
+        yield from (
+            Found(f"{place}.{name}", value.keywords, name, argument) for name, argument in value.keywords.items()
+        )
     elif isinstance(value, dict | list | tuple | set | frozenset | deque):
         yield from _items(place, value)
     elif isinstance(value, type):
@@ -302,7 +306,7 @@ def _parts_of_function(place: str, function: FunctionType, follows: _Follows) ->
         yield from _content(f"{place}.{name}", cell)
     yield from _items(f"{place}.__defaults__", function.__defaults__ or ())
     yield from _items(f"{place}.__kwdefaults__", function.__kwdefaults__ or {})
-    yield from (Found(f"{place}.{name}", function, name, one) for name, one in vars(function).items())
+    yield from (Found(f"{place}.{name}", function, name, attribute) for name, attribute in vars(function).items())
     if is_of_script(function.__module__ or ""):
         held = function.__globals__
         named = [name for name in names_in(function.__code__) if name in held]
@@ -318,12 +322,12 @@ def _content(place: str, cell: CellType) -> Iterator[Found]:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals and attributes in the code of a function, and of functions within it.
+    """Return the names of globals and attributes in the code of a function, including inner functions.
 
     Args:
         code: The code.
     """
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in names_in(one)]
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 
@@ -342,19 +346,19 @@ def _parts_of_object(place: str, value: object, follows: _Follows, *, is_root: b
     if is_root and isinstance(value, Optimizer):
         left_out |= _SAVED_OF_OPTIMIZERS
     are_private_internal = kind.__module__.partition(".")[0] == "torch"
-    for name, one in attributes_of(value).items():
+    for name, attribute in attributes_of(value).items():
         if name not in left_out and not (are_private_internal and name.startswith("_")):
-            yield Found(f"{place}.{name}", value, name, one)
-    for one in kind.__mro__:
-        if is_of_script(one.__module__):
-            yield from _parts_of_class(one)
+            yield Found(f"{place}.{name}", value, name, attribute)
+    for base in kind.__mro__:
+        if is_of_script(base.__module__):
+            yield from _parts_of_class(base)
 
 
 def _parts_of_module(place: str, module: nn.Module) -> Iterator[Found]:
-    """Parameters, buffers and other modules under the names that a script knows, and what hooks hold."""
+    """Yield parameters, buffers and child modules under the names that a script knows, and hooks."""
     tensors = (*nn.Module.named_parameters(module, recurse=False), *nn.Module.named_buffers(module, recurse=False))
-    for name, one in (*tensors, *nn.Module.named_children(module)):
-        yield Found(f"{place}.{name}", module, name, one)
+    for name, part in (*tensors, *nn.Module.named_children(module)):
+        yield Found(f"{place}.{name}", module, name, part)
     for name in _of_bare_module():
         hooks: object = vars(module).get(name)
         items = [*cast("dict[object, object]", hooks).items()] if isinstance(hooks, dict) else []
@@ -364,27 +368,27 @@ def _parts_of_module(place: str, module: nn.Module) -> Iterator[Found]:
 
 
 def _parts_of_class(kind: type[Any]) -> Iterator[Found]:
-    """What a class of the script holds itself, and what its methods hold and name."""
-    for name, one in [*vars(kind).items()]:
-        held: object = one
-        if isinstance(one, staticmethod | classmethod):
-            held = cast("Any", one).__func__
-        elif isinstance(one, property):
-            held = one.fget
+    """Yield the attributes and methods of a class of the script."""
+    for name, member in [*vars(kind).items()]:
+        held: object = member
+        if isinstance(member, staticmethod | classmethod):
+            held = cast("Any", member).__func__
+        elif isinstance(member, property):
+            held = member.fget
         if isinstance(held, FunctionType) or not name.startswith("__"):
             yield Found(f"{kind.__qualname__}.{name}", kind, name, held)
 
 
 def _parts_of_script(module: ModuleType) -> Iterator[Found]:
-    """The globals of a module of the script, but not what it imports and defines."""
+    """Yield the globals of a module of the script, without imports and definitions."""
     held = vars(module)
-    for name, one in [*held.items()]:
-        if not (name.startswith("__") or isinstance(one, type | ModuleType | FunctionType)):
-            yield Found(f"{module.__name__}.{name}", held, name, one)
+    for name, item in [*held.items()]:
+        if not (name.startswith("__") or isinstance(item, type | ModuleType | FunctionType)):
+            yield Found(f"{module.__name__}.{name}", held, name, item)
 
 
 def attributes_of(value: object) -> dict[str, object]:
-    """Return the attributes of an object, of which none is a property.
+    """Return the attributes of an object, without properties.
 
     Args:
         value: The object.
@@ -421,25 +425,25 @@ def generators_of_loader(loader: object) -> list[Found]:
 
 @functools.cache
 def _of_bare_module() -> frozenset[str]:
-    """What torch keeps among the attributes of each module, such as hooks, and whether it is in training mode."""
+    """Return the attributes of each module that torch sets, such as hooks and the training mode."""
     return frozenset(vars(nn.Module()))
 
 
 @functools.cache
 def _left_out(kind: type[Any]) -> frozenset[str]:
-    """The attributes of an object that are not a script's own."""
+    """Return the attributes of an object that the script has not set."""
     names = set(_of_bare_module() if issubclass(kind, nn.Module) else ())
-    for one in kind.__mro__:
-        if one.__module__.partition(".")[0] in _OURS:
-            names |= inspect.get_annotations(one).keys() | _set_by(one)
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _OURS:
+            names |= inspect.get_annotations(base).keys() | _set_by(base)
     return frozenset(names)
 
 
 def _set_by(kind: type[Any]) -> set[str]:
-    """The attributes that the methods of a class set."""
-    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
-    instructions = (one for function in functions for one in dis.get_instructions(function))
-    return {str(one.argval) for one in instructions if one.opname == "STORE_ATTR"}
+    """Return the attributes that the methods of a class set."""
+    functions = [function for function in vars(kind).values() if isinstance(function, FunctionType)]
+    instructions = (instruction for function in functions for instruction in dis.get_instructions(function))
+    return {str(instruction.argval) for instruction in instructions if instruction.opname == "STORE_ATTR"}
 
 
 def _shared_generators() -> list[object]:

@@ -1,4 +1,4 @@
-"""Errors that users catch, and texts without what URLs in them hold in secret."""
+"""Errors that users catch, and texts without the secret parts of URLs."""
 
 from __future__ import annotations
 
@@ -53,17 +53,21 @@ class RanksDifferError(ValueError):
 def without_secrets(text: str, url: str = "") -> str:
     """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
 
-    Use it for what you print or log about a URL of an object store.
+    Use it for messages and logs about files in an object store.
 
     Args:
         text: A message.
-        url: The URL that the message is about. Its secret parts are replaced everywhere in the text. None by default.
+        url: The URL that the message is about. Its secret parts are replaced everywhere in the text, since some
+            libraries repeat a password without its URL. By default only whole URLs are searched.
+
+    Returns:
+        The message with ``***`` in the place of each secret part.
 
     Example:
         >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
         'https://***@host/a.tar?***: not found'
-        >>> without_secrets("403: the signature 1f3a is too old", "https://host/a.tar?signature=1f3a")
-        '403: the signature *** is too old'
+        >>> without_secrets("403: the key 1f3a is too old", "https://host/a.tar?signature=1f3a")
+        '403: the key *** is too old'
     """
     text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
     for secret in sorted(_secrets_in(url), key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""Where files are, on disk or in a store that fsspec knows: found by patterns, looked at, and read in part."""
+"""Files on disk or in an object store that fsspec supports: find them by patterns, and read their size and version."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -24,16 +24,16 @@ __all__ = ["DAMAGED", "FileSystem", "Stamp", "explained", "find_files", "is_url"
 _PATTERN = frozenset("*?[")
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "updated", "mtime")
-"""What the stores call the thing that changes whenever a file does."""
+"""The entries of different stores that change whenever a file changes."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What shows that a file is still the same.
+    """Values that stay the same as long as a file does.
 
     Attributes:
-        size: In bytes.
-        version: The time of the last change, or a tag of the store; empty where there is neither.
+        size: The size in bytes.
+        version: The time of the last change, or a tag of the store; empty if unknown.
     """
 
     size: int
@@ -41,7 +41,7 @@ class Stamp:
 
 
 class FileSystem(Protocol):
-    """What is used of fsspec, which has no types."""
+    """The used methods of fsspec, which has no types."""
 
     def info(self, path: str) -> dict[str, Any]: ...
     def glob(self, path: str) -> list[str]: ...
@@ -51,19 +51,19 @@ class FileSystem(Protocol):
 
 
 def is_url(path: str) -> bool:
-    """Tell a URL, such as ``s3://bucket/train.parquet``, from a local path."""
+    """Return whether a path is a URL, such as ``s3://bucket/train.parquet``."""
     return "://" in path or "::" in path
 
 
 def remote(url: str, options: Mapping[str, Any]) -> tuple[FileSystem, str]:
-    """Return the file system of a URL, and the path there.
+    """Return the file system of a URL, and the path in it.
 
     Args:
         url: The URL.
-        options: What the file system is made with, see fsspec.
+        options: The arguments for the file system, as fsspec takes them.
 
     Raises:
-        ShardError: fsspec is not installed, or does not know such URLs.
+        ShardError: fsspec is not installed, or does not support the URL.
     """
     try:
         from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]  # it has no types
@@ -74,16 +74,16 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[FileSystem, str]:
 
 
 def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the files that are named, where each pattern is replaced by the files that it fits, sorted.
+    """Return the named files, with each pattern replaced by its matching files in sorted order.
 
     Args:
         paths: Paths, URLs, and patterns with ``*``, ``?``, ``[]``, ``**`` or ``{000..123}``.
-        options: What the file system of URLs is made with.
+        options: The arguments for the file system of URLs.
 
     Raises:
-        ShardError: A pattern fits no file, or a file is named twice.
+        ShardError: No file matches a pattern, or a file is named twice.
     """
-    whole = (one for path in paths for one in _numbered(os.fspath(path)))
+    whole = (whole_path for path in paths for whole_path in _numbered(os.fspath(path)))
     found = [file for path in whole for file in _fitting(path, options)]
     places: set[str] = set()
     for file in found:
@@ -97,16 +97,19 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
 
 
 def _numbered(path: str) -> list[str]:
-    """Write out ``{000..123}``, as names of many archives are abbreviated."""
+    """Expand ``{000..123}``, which abbreviates the names of many archives."""
     match = _NUMBERS.search(path)
     if match is None:
         return [path]
     first, last = match[1], match[2]
     numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
-    return [one for number in numbers for one in _numbered(path[: match.start()] + number + path[match.end() :])]
+    return [
+        expanded for number in numbers for expanded in _numbered(path[: match.start()] + number + path[match.end() :])
+    ]
 
 
 def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the files that match a pattern, sorted."""
     if _PATTERN.isdisjoint(path) or (not is_url(path) and Path(path).exists()):
         return [path]
     if is_url(path):
@@ -121,7 +124,7 @@ def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def names_of(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the name of each file in the folder that all are in, so that a folder that is moved changes none.
+    """Return the names of files relative to their common folder, so that moving the folder changes no name.
 
     Example:
         >>> names_of(("/data/train/a.jsonl", "/data/test/a.jsonl"))
@@ -137,7 +140,7 @@ def stamp_of(path: str, options: Mapping[str, Any]) -> Stamp:
     """Return the size and the version of a file.
 
     Raises:
-        ShardError: It is not there, or cannot be looked at.
+        ShardError: The file is missing or cannot be read.
     """
     try:
         if not is_url(path):
@@ -154,11 +157,11 @@ def stamp_of(path: str, options: Mapping[str, Any]) -> Stamp:
 
 
 def explained(path: str, error: BaseException) -> ShardError:
-    """Return what to raise in place of an error that came while a file was looked at or read.
+    """Return the error to raise in the place of an error of a file system.
 
     Args:
         path: The file.
-        error: What came.
+        error: The error of the file system.
     """
     default = "A file of the dataset could not be read.", "Try to read it by itself."
     problem, do = next(((problem, do) for kind, problem, do in _REASONS if isinstance(error, kind)), default)
@@ -167,7 +170,7 @@ def explained(path: str, error: BaseException) -> ShardError:
 
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""What reading a compressed file raises that is not whole."""
+"""The errors of reading a compressed file that is damaged or incomplete."""
 
 _REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
     (FileNotFoundError, "A file of the dataset is missing.", "Check the path, or leave the file out."),

@@ -1,4 +1,4 @@
-"""A reader of Parquet files, by pyarrow: row groups are decoded as they are needed, and kept while there is room."""
+"""A reader of Parquet files that uses pyarrow: row groups are decoded on request, and cached."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -22,15 +22,16 @@ __all__ = ["Parquet"]
 
 @dataclass(frozen=True)
 class Parquet:
-    """Reads Parquet files: each row is a sample, a dictionary of Python values by the names of the columns.
+    """Read Parquet files in which each row is a sample, as a dictionary of Python values by column.
 
-    It needs pyarrow: ``pip install pa-data[parquet]``. The number of rows stands at the end of each file, which is all
-    that is read at the start. A row group, the smallest part that can be decoded, is decoded when the first of its rows
-    is requested, and kept while there is room: ``cache_bytes`` of `ShardedFiles` should hold those that a window
-    reaches over. Only the requested columns are read.
+    Pass it to ``ShardedFiles`` as the reader. It needs pyarrow: ``pip install pa-data[parquet]``. At the start only the
+    footer of each file is read, for the number of rows. A row group, the smallest part that can be decoded, is decoded
+    when a row of it is requested, and cached: ``cache_bytes`` of ``ShardedFiles`` should be large enough for the row
+    groups that a window covers.
 
     Attributes:
-        columns: The names of the columns to read; None reads all.
+        columns: The names of the columns to read. The default, None, reads all columns. Naming only the needed columns
+            reads and decodes less.
 
     Raises:
         RuntimeError: pyarrow is not installed.
@@ -40,10 +41,10 @@ class Parquet:
         >>> import pyarrow as pa, pyarrow.parquet as pq
         >>> from pa_data.files import ShardedFiles
         >>> folder = tempfile.TemporaryDirectory()
-        >>> pq.write_table(pa.table({"text": ["one", "two"], "label": [1, 2]}), f"{folder.name}/a.parquet")
+        >>> pq.write_table(pa.table({"text": ["first", "second"], "label": [1, 2]}), f"{folder.name}/a.parquet")
         >>> data = ShardedFiles(f"{folder.name}/*.parquet", Parquet(columns=["text"]))
         >>> data[1]
-        {'text': 'two'}
+        {'text': 'second'}
         >>> folder.cleanup()
     """
 
@@ -51,13 +52,49 @@ class Parquet:
     columns: Sequence[str] | None = None
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of rows, which stands in the footer of the file."""
+        """Return the number of rows of a file, from its footer.
+
+        Args:
+            file: The file.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            ShardError: The file is missing or damaged, or lacks a column.
+
+        Example:
+            >>> import tempfile
+            >>> import pyarrow as pa, pyarrow.parquet as pq
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     pq.write_table(pa.table({"label": [1, 2]}), f"{folder}/a.parquet")
+            ...     Parquet().count(ShardFile(f"{folder}/a.parquet"))
+            2
+        """
         shard = self.open(file)
         shard.close()
         return shard.num_rows
 
     def open(self, file: ShardFile) -> _ParquetShard:
-        """Open a file, and read its footer."""
+        """Open a file and read its footer.
+
+        Args:
+            file: The file.
+
+        Returns:
+            An object that returns row ``n`` as a dictionary for the index ``n``, counted from 0.
+
+        Raises:
+            ShardError: The file is missing or damaged, or lacks a column.
+
+        Example:
+            >>> import tempfile
+            >>> import pyarrow as pa, pyarrow.parquet as pq
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     pq.write_table(pa.table({"label": [1, 2]}), f"{folder}/a.parquet")
+            ...     Parquet().open(ShardFile(f"{folder}/a.parquet"))[1]
+            {'label': 2}
+        """
         return _ParquetShard(file, None if self.columns is None else list(self.columns))
 
 
@@ -108,6 +145,7 @@ class _ParquetShard:
 
 
 def _open(file: ShardFile) -> Any:
+    """Open a file with pyarrow."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
@@ -119,6 +157,7 @@ def _open(file: ShardFile) -> Any:
 
 @contextmanager
 def _explaining(file: ShardFile) -> Generator[None]:
+    """Turn errors of pyarrow within the block into an error that names the file."""
     with file.explaining():
         try:
             yield

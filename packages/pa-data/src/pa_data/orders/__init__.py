@@ -1,4 +1,4 @@
-"""Orders: which samples each epoch visits, and when, as a pure function of the seed and the epoch."""
+"""Orders: which samples each epoch visits, and in which sequence, as a function of the seed and the epoch."""
 
 from __future__ import annotations
 

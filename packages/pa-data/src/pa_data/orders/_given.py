@@ -1,4 +1,4 @@
-"""The order that was passed, or that a dataset brings."""
+"""The order of a dataset: the order that was passed, or its default order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,30 @@ __all__ = ["order_of_dataset"]
 
 
 def order_of_dataset(dataset: object, order: object = None) -> Order | None:
-    """Return the order in which a dataset is visited: the one that was passed, or the one that the dataset brings.
+    """Return the order in which to visit a dataset: the passed order, or the ``default_order`` of the dataset.
+
+    Use it in a custom loader that takes an order. Datasets such as ``Mixture`` and ``ShardedFiles`` have an order that
+    suits them. For a wrong value, the error says which order to pass, for example in the place of a sampler of torch.
 
     Args:
-        dataset: Any dataset. Few bring an order, as their ``default_order``; a mixture does.
-        order: What was passed as the order; None for nothing.
+        dataset: Any dataset.
+        order: The order that a user has passed. The default, None, means the ``default_order`` of the dataset.
 
     Returns:
-        The order; None where there is none.
+        The order, or None if none was passed and the dataset has none.
 
     Raises:
-        TypeError: What was passed is something else, such as a class or a sampler.
+        TypeError: The passed value is not an order, for example a class or a sampler, or it has no name.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_data.orders import Mixture, Shuffled
+        >>> small, large = TensorDataset(torch.zeros(10)), TensorDataset(torch.ones(90))
+        >>> order_of_dataset(Mixture({"small": small, "large": large})).name
+        'mixture-v1'
+        >>> order_of_dataset(small) is None, order_of_dataset(small, Shuffled()).name
+        (True, 'shuffled-v1')
     """
     if order is None:
         own: object = getattr(dataset, "default_order", None)
@@ -42,6 +55,7 @@ def order_of_dataset(dataset: object, order: object = None) -> Order | None:
 
 
 def _what_to_pass(order: object) -> str:
+    """Return advice about a value that is not an order."""
     is_function = callable(order)
     if isinstance(order, type) and issubclass(order, Order):
         return f"Pass an instance: {order.__name__}(...)."
