@@ -65,15 +65,13 @@ class ScriptState:
 
     Example:
         >>> from collections import deque
-        >>> class Script:
-        ...     def __init__(self, folder: str) -> None:
-        ...         self.folder, self.step, self.losses = folder, 0, deque(maxlen=2)
-        >>> script = Script("first")
+        >>> from types import SimpleNamespace
+        >>> script = SimpleNamespace(folder="first", step=0, losses=deque(maxlen=2))
         >>> state = ScriptState({"script": script})
         >>> script.step += 1
         >>> script.losses.append(0.5)
         >>> stored, lost = state.changes({"script": script})
-        >>> resumed = Script("second")
+        >>> resumed = SimpleNamespace(folder="second", step=0, losses=deque(maxlen=2))
         >>> ScriptState.restore(stored, {"script": resumed})
         []
         >>> resumed.folder, resumed.step, resumed.losses
@@ -107,11 +105,11 @@ class ScriptState:
         saved: Mapping[str, object] = MappingProxyType({}),
         accepts: Callable[[dict[str, Any]], bool] | None = None,
     ) -> ScriptChanges:
-        """Return the changed state.
+        """Return the changed state, to be saved in a checkpoint.
 
         Args:
             roots: The searched objects, under the names that the class got.
-            loader: The training loader.
+            loader: The training loader, as the class got it.
             without: Objects that are not searched.
             saved: The states that some of the searched objects returned from ``state_dict``, by the names of the
                 objects. Attributes are left out if their names are in the state. By default there are no states.
@@ -120,6 +118,14 @@ class ScriptState:
 
         Returns:
             The entries to save, and the values that cannot be saved.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> script = SimpleNamespace(step=0, name="first")
+            >>> state = ScriptState({"script": script})
+            >>> script.step = 3
+            >>> list(state.changes({"script": script}).stored)
+            ['script.step']
         """
         stored, lost = dict[str, dict[str, Any]](), dict[str, object]()
         names = {root: {*_names_in(state)} for root, state in saved.items()}
@@ -138,10 +144,30 @@ class ScriptState:
         return ScriptChanges(stored, lost)
 
     def drawn(self) -> list[str]:
-        """Return the places of generators and counters that fetching samples has changed, here or in workers.
+        """Return the places of generators and counters that reading samples has changed, in this process or in workers.
 
-        They are not stored, because they may belong to a batch that was fetched ahead. Save objects with a
-        ``state_dict`` yourself, and the generators of a plain loader, of its samplers and of its dataset.
+        They are not stored, because they may belong to a batch that was read ahead. Use the places to warn that a
+        resumed run will draw different random numbers for its samples. Save objects with a ``state_dict`` yourself, and
+        the generators of a plain loader, of its samplers and of its dataset.
+
+        Returns:
+            The places.
+
+        Example:
+            >>> import random
+            >>> from torch.utils.data import Dataset
+            >>> class Noisy(Dataset[float]):
+            ...     def __len__(self) -> int:
+            ...         return 4
+            ...     def __getitem__(self, index: int) -> float:
+            ...         return self.noise.random()
+            >>> data = Noisy()
+            >>> data.noise = random.Random(0)
+            >>> loader = KeyedDataLoader(data)
+            >>> state = ScriptState({}, loader)
+            >>> batches = list(loader)
+            >>> state.drawn()
+            ['dataset.noise']
         """
         in_workers: list[str] = getattr(self._loader, "moved_in_workers", [])  # of a requested loader
         return [*dict.fromkeys([*self._drawn.moved(), *in_workers])]
@@ -163,6 +189,16 @@ class ScriptState:
 
         Returns:
             The places of entries that could not be restored, although the object that they begin with is there.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> script = SimpleNamespace(step=0)
+            >>> state = ScriptState({"script": script})
+            >>> script.step = 3
+            >>> stored = state.changes({"script": script}).stored
+            >>> resumed = SimpleNamespace(step=0)
+            >>> ScriptState.restore(stored, {"script": resumed}), resumed.step
+            ([], 3)
         """
         if not stored:
             return []
@@ -181,7 +217,16 @@ class ScriptState:
         """Return the entries that are equal on all processes, for a new run with a different number of processes.
 
         Args:
-            stored: The entries of each process.
+            stored: The entries of each process. Arrays and tensors are compared by their elements.
+
+        Returns:
+            The common entries.
+
+        Example:
+            >>> first = {"script.step": {"value": 3}, "script.rank": {"value": 0}}
+            >>> second = {"script.step": {"value": 3}, "script.rank": {"value": 1}}
+            >>> ScriptState.same_on_all([first, second])
+            {'script.step': {'value': 3}}
         """
         first, *others = stored
         return {
