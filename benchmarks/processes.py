@@ -17,11 +17,27 @@ from typing import Any
 
 from benchmarks.comparisons import Comparison
 
-__all__ = ["ROOT", "Figures", "in_turn", "is_first_process", "measure", "percentile", "publish", "shared_folder"]
+__all__ = [
+    "ON_THE_CPU",
+    "ROOT",
+    "Figures",
+    "in_turn",
+    "is_first_process",
+    "measure",
+    "percentile",
+    "publish",
+    "shared_folder",
+]
 
 ROOT = Path(__file__).parents[1]
 BEGINNING = "figures of "
-ON_THE_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+ON_THE_CPU = {
+    "ACCELERATE_USE_CPU": "true",
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # as everyone's, but for machines that switch it off
+}
+"""Variables of a process that measures on one core."""
 
 Figures = dict[str, dict[str, float]]
 """Of the variants, by the name of what was measured."""
@@ -137,7 +153,6 @@ def _environment(comparison: Comparison, *, is_dry: bool) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     return {
         **inherited,
-        "PYTHONDONTWRITEBYTECODE": "",  # as everyone's, but for machines that switch it off
         "PYTHONWARNINGS": "ignore",
         **(ON_THE_CPU if comparison.device == "cpu" else {}),
         **({"BENCHMARKS_DRY_RUN": "true"} if is_dry else {}),

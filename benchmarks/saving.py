@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
@@ -29,37 +29,24 @@ from pa_core import AnyTrainer, Trainer, TrainerCallback
 KINDS = ("at_once", "in_the_background")
 
 
-class Ballast(nn.Module):
-    """A small network beside weights that only have to be saved."""
-
-    def __init__(self, megabytes: int) -> None:
-        super().__init__()
-        self.network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-        self.ballast = nn.ParameterList(nn.Parameter(torch.randn(2**18)) for _ in range(megabytes))
-        self.ballast.requires_grad_(False)
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.network(inputs)
-        return logits
-
-
 def frozen(megabytes: str) -> Task:
-    """A small network beside so many weights that are frozen."""
-    model = Ballast(int(megabytes))
-    return _task(model, model.network, num_epochs=20)
+    """A small network beside so many weights that only have to be saved."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    for number in range(int(megabytes)):
+        model.register_parameter(f"ballast_{number}", nn.Parameter(torch.randn(2**18), requires_grad=False))
+    return _task(model, num_epochs=20)
 
 
 def trained(megabytes: str) -> Task:
     """A network with so many weights, all of them trained."""
     hidden = (nn.Linear(1024, 1024) for _ in range(int(megabytes) // 4))
     model = nn.Sequential(nn.Linear(64, 1024), *hidden, nn.Linear(1024, 10))
-    return _task(model, model, num_epochs=1)
+    return _task(model, num_epochs=1)
 
 
-def _task(model: nn.Module, network: nn.Module, num_epochs: int) -> Task:
+def _task(model: nn.Module, num_epochs: int) -> Task:
     data = TensorDataset(torch.randn(3200, 64), torch.randint(10, (3200,)))
-    optimizer = SGD(network.parameters(), lr=0.01)
+    optimizer = SGD([weights for weights in model.parameters() if weights.requires_grad], lr=0.01)
     return Task(model, optimizer, nn.CrossEntropyLoss(), data, batch_size=32, num_epochs=num_epochs)
 
 

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from benchmarks.goodput.report import FIGURES, VARIANTS, Measured, as_page
-from benchmarks.goodput.runs import ROOT, disturb, rate_of, train_undisturbed
+from benchmarks.goodput.runs import disturb, rate_of, train_undisturbed
+from benchmarks.processes import ROOT
 
 SECONDS_FOR_THE_RATE = 15.0
 SECONDS_TO_LISTEN = 2.0

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
-from benchmarks.processes import percentile
+from benchmarks.goodput.runs import Disturbed, Recovery, Undisturbed
+from benchmarks.processes import ROOT, percentile
 from benchmarks.report import machine, table
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]

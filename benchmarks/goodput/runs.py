@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.goodput.progress import PROCESS, Progress, ProgressFile, read_moments
 from benchmarks.goodput.script import MOMENTS, OUTCOME, PROGRESS
+from benchmarks.processes import ON_THE_CPU, ROOT
 
 __all__ = ["Disturbed", "Recovery", "Undisturbed", "disturb", "rate_of", "train_undisturbed"]
 
-ROOT = Path(__file__).parents[2]
 _ENDLESS = 10**9
 
 
@@ -148,10 +148,7 @@ def _started(folder: Path, arguments: list[str], starter: str | None = None) -> 
     folder.mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # as everyone's, but for machines that switch it off
+        **ON_THE_CPU,
         "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))),
     }
     command = [sys.executable, *filter(None, [starter]), "benchmarks/goodput/start.py", str(folder), *arguments]
