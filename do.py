@@ -2,8 +2,8 @@
 
 python3 do.py dev               make the environment, .nox/dev
 python3 do.py fix               correct style and format
-python3 do.py check             style, imports, spelling, and the types of what you have changed since main
-python3 do.py test [PATH ...]   the tests of modules, files or folders; by default, of what you have changed since main
+python3 do.py check             style, imports, spelling, and the types of files changed since main
+python3 do.py test [PATH ...]   the tests of modules, files or folders; by default, of files changed since main
 python3 do.py docs              build and check the documentation
 """
 

@@ -104,7 +104,7 @@ def _kinds_of_entries(state: object) -> list[str]:
 
 
 def keep_apart(metrics: MetricCollection) -> None:
-    """Make a collection update each of its metrics, unless the collection was told which metrics share their states.
+    """Make a collection update each of its metrics, unless the script defines which metrics share their states.
 
     By default, torchmetrics lets metrics share their states if these are equal after the first update.
 

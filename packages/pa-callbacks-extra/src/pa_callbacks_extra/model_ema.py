@@ -224,7 +224,7 @@ def _names_without_average(model: nn.Module) -> frozenset[str]:
 
 
 def _is_mask(name: str, tensors: Collection[str]) -> bool:
-    """Whether a tensor says which weights are pruned: all or nothing of each."""
+    """Whether a tensor marks pruned weights, each of them wholly or not at all."""
     return name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in tensors
 
 

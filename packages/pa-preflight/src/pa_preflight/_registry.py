@@ -54,7 +54,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "dimensions-scrambled": Kind("`reshape` for `permute`", "warning"),
         "evaluation-inputs-differ": Kind("normalised differently"),
         "evaluation-targets-differ": Kind("normalised differently", "warning"),
-        "inputs-blank": Kind("one constant number", "warning"),
+        "inputs-blank": Kind("a constant number", "warning"),
         "inputs-not-finite": Kind(_UNFINISHED, page="troubleshooting.md#nan-and-invalid-losses"),
         "inputs-not-normalised": Kind("such as pixels to 255"),
         "one-class": Kind("all targets are equal"),

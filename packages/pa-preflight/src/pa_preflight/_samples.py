@@ -174,7 +174,7 @@ def spread(data: Dataset[Any], batches: int, size: int) -> Dataset[Any]:
 
 
 def inputs_of(samples: Samples) -> Tensor | None:
-    """Return the first part of each sample in one tensor; None if their shapes differ, or they are not numbers.
+    """Return the first parts of all samples as a tensor; None if their shapes differ, or they are not numbers.
 
     Args:
         samples: Samples of a dataset.
@@ -183,7 +183,7 @@ def inputs_of(samples: Samples) -> Tensor | None:
 
 
 def targets_of(samples: Samples) -> Tensor | None:
-    """Return the last part of each sample in one tensor; None if there are none, or they have other shapes.
+    """Return the last parts of all samples as a tensor; None if there are none, or their shapes differ.
 
     Args:
         samples: Samples of a dataset.

@@ -19,7 +19,7 @@ _INITIAL_VALUES = "param_group_initial_values"
 
 
 class SchedulerBase(ABC):
-    """The base class of schedulers that are told the number of updates; derive from it to schedule any field.
+    """The base class of schedulers whose caller counts the updates; derive from it to schedule any field.
 
     Override ``get_updated_values``. If the trainer or your loop only calls ``step()``, derive from
     ``StatefulSchedulerBase`` instead, which counts the updates.

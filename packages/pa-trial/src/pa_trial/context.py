@@ -198,7 +198,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def wrap_lr_scheduler(
         self, lr_scheduler: SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> SchedulerT:
-        """Register a learning rate scheduler, which is stepped as ``step_mode`` says, and saved.
+        """Register a learning rate scheduler, which is stepped by ``step_mode``, and saved in checkpoints.
 
         Args:
             lr_scheduler: A scheduler of a wrapped optimizer.
