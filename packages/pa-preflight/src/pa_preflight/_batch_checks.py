@@ -1,4 +1,4 @@
-"""Experiments with the first batch: they show how its loss depends on the samples, and how its step changes the model."""
+"""Experiments with the first batch: how its loss depends on the samples, and how its step changes the model."""
 
 from __future__ import annotations
 
