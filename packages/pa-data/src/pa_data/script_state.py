@@ -28,6 +28,15 @@ class ScriptChanges(NamedTuple):
     ``stored`` has an entry for each value that can be restored, by its place: plain values, small tensors and small
     arrays. Save it with ``torch.save``, for example. ``lost`` has the other changed values by their places, if later
     steps may need them.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> script = SimpleNamespace(step=0)
+        >>> state = ScriptState({"script": script})
+        >>> script.step = 3
+        >>> changes = state.changes({"script": script})
+        >>> list(changes.stored), changes.lost
+        (['script.step'], {})
     """
 
     stored: dict[str, dict[str, Any]]

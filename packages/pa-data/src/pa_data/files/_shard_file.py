@@ -34,7 +34,17 @@ _UNKNOWN = (".zst", ".zstd", ".lz4", ".snappy", ".br", ".zip", ".7z")
 
 
 class ByteSource(Protocol):
-    """Describe an open file from which any range of bytes can be read; ``ShardFile.source`` returns it."""
+    """Describe an open file from which any range of bytes can be read; ``ShardFile.source`` returns it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "a.txt")
+        ...     _ = path.write_text("first, second")
+        ...     source: ByteSource = ShardFile(str(path)).source()
+        ...     source.read(0, 5)
+        b'first'
+    """
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of the file, or fewer at its end.
@@ -421,6 +431,16 @@ class OpenShard(Protocol[_SampleT_co]):
 
     A reader returns it from ``open``. If it has a method ``close``, the method is called when the file is no longer in
     use.
+
+    Example:
+        >>> class Squares:
+        ...     def __getitem__(self, row: int) -> int:
+        ...         return row * row
+        ...     def close(self) -> None:
+        ...         print("closed")
+        >>> shard: OpenShard[int] = Squares()
+        >>> shard[3]
+        9
     """
 
     def __getitem__(self, row: int, /) -> _SampleT_co:
