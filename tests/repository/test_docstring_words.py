@@ -36,7 +36,6 @@ ADVICE = {
 """Patterns of whole words, in capitals or not, and what to write."""
 
 EXCEPTIONS = {
-    ("pass over", "pa_data/orders/_passes.py"): "a pass over a source, a noun",
     ("passes over", "pa_core/custom_loop/update.py"): "passes over a batch, a noun",
 }
 """A phrase that is right in a file, and why."""
