@@ -560,7 +560,7 @@ ALONE = [
         "30 samples of Growing",
         NEXT_EPOCH,
         both=given(data=Growing(24)),
-        error="ConfigurationError",
+        error="DataError",
     ),
     Row(
         "an empty dataset",
