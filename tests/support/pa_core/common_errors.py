@@ -402,7 +402,7 @@ NOTHING_TO_TRAIN = {
         "SGD(model.parameters(), lr=0.1)",
         'SGD([{"params": []}], lr=0.1)',
         "ConfigurationError",
-        ("SGD of 0 other parameters",),
+        ("SGD with 0 other parameters",),
         "Create the optimizer from model.parameters(), after replacing parts of the model.",
     )
 }
