@@ -39,6 +39,7 @@ trainer = Sharding(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.paramet
 status = open("/proc/self/status").read().splitlines()
 used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, used + MEMORY))
+torch.manual_seed(0)  # the same data on both processes
 data = TensorDataset(torch.randn(8, WIDTH), torch.randint(2, (8,)))
 try:
     trainer.train(data, 1, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": 0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ SAMPLES, PER_UPDATE = 120, 12
 
 
 class Leave(TrainerCallback):
-    """Notes the samples of each update; leaves in the step after a number of updates."""
+    """Notes the samples of each update; leaves in the step after a number of updates.
+
+    Each start has notes of its own: they are no state of the run.
+    """
 
     def __init__(self, file: Path, after: int) -> None:
         self.file, self.after = file, after
@@ -35,6 +39,15 @@ class Leave(TrainerCallback):
             self.write()
             os._exit(0)
         self.seen.setdefault(trainer.num_updates_completed, []).extend(batch[2].tolist())
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, so that training states leave the notes alone."""
+        return {}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
     def write(self) -> None:
         """Leave a note of the samples behind."""
