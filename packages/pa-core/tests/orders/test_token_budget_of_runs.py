@@ -203,7 +203,7 @@ def test_the_run_config_has_the_mean_size_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        ({"per_device_batch_size": 16}, "per_device_batch_size=16, and give TokenBudget"),
+        ({"per_device_batch_size": 16}, "per_device_batch_size=16, and pass TokenBudget"),
         ({"train_dataloader_kwargs": {"batch_size": 16}}, "batch_size=16, and order=TokenBudget"),
         ({"train_dataloader_kwargs": {"drop_last": True}}, "leave out drop_last=True with order=TokenBudget"),
     ],

@@ -265,8 +265,8 @@ class Unresettable(TinyTransformer):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Forgetful, r"scale, of which Forgetful.init_weights\(\) makes nothing"),
-        (Unresettable, r"scale, of which Unresettable.reset_parameters\(\) makes nothing"),
+        (Forgetful, r"scale, which Forgetful.init_weights\(\) does not set"),
+        (Unresettable, r"scale, which Unresettable.reset_parameters\(\) does not set"),
     ],
 )
 def test_weights_that_nobody_makes(kind: type[TinyTransformer], message: str) -> None:
