@@ -10,21 +10,21 @@ Level: TypeAlias = Literal["mistake", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the worst to the mildest."""
 
-_RATE = "the loss stays, or grows"
+_RATE = "the loss does not fall, or grows"
 
-_STRANGE = "invalid for the loss"
+_STRANGE = "the loss gets invalid values"
 
-_STATE = "a run could not be resumed"
+_STATE = "the run could not be resumed"
 
-_TWICE = "applied twice"
+_TWICE = "softmax or sigmoid is applied twice"
 
-_UNFINISHED = "NaN or infinite numbers"
+_UNFINISHED = "values are NaN or infinite"
 
-_MAYBE = "may be on purpose"
+_MAYBE = "this may be on purpose"
 
-_NO_EFFECT = "torch ignores it"
+_NO_EFFECT = "torch ignores the setting"
 
-_SCHEDULE = "rates that do not fit the run"
+_SCHEDULE = "the learning rates do not fit the run"
 
 _UNTRAINED = "some weights do not learn"
 
@@ -45,78 +45,80 @@ class Kind(NamedTuple):
 
 REGISTRY: Mapping[str, Mapping[str, Kind]] = {
     "data": {
-        "augmentation-in-evaluation": Kind("random augmentation", page="data.md#augmentation"),
-        "augmentation-repeats": Kind("samples seed global generators", page="data.md#augmentation"),
-        "batches-mix-samples": Kind("targets of other samples"),
-        "classes-never-occur": Kind("outputs without samples", "warning"),
-        "classes-never-trained": Kind("divided after sorting", "warning"),
-        "classes-of-one-set": Kind("divided after sorting", "warning"),
-        "dimensions-scrambled": Kind("`reshape` for `permute`", "warning"),
-        "evaluation-inputs-differ": Kind("normalised differently"),
-        "evaluation-targets-differ": Kind("normalised differently", "warning"),
-        "inputs-blank": Kind("a constant number", "warning"),
+        "augmentation-in-evaluation": Kind("evaluation samples are augmented at random", page="data.md#augmentation"),
+        "augmentation-repeats": Kind("a sample seeds the global generators", page="data.md#augmentation"),
+        "batches-mix-samples": Kind("samples get the targets of other samples"),
+        "classes-never-occur": Kind("some outputs have no samples", "warning"),
+        "classes-never-trained": Kind("the sets were split from sorted data", "warning"),
+        "classes-of-one-set": Kind("the sets were split from sorted data", "warning"),
+        "dimensions-scrambled": Kind("`reshape` was used instead of `permute`", "warning"),
+        "evaluation-inputs-differ": Kind("the two sets are normalised differently"),
+        "evaluation-targets-differ": Kind("the two sets are normalised differently", "warning"),
+        "inputs-blank": Kind("all numbers of an input are equal", "warning"),
         "inputs-not-finite": Kind(_UNFINISHED, page="troubleshooting.md#nan-and-invalid-losses"),
-        "inputs-not-normalised": Kind("such as pixels to 255"),
+        "inputs-not-normalised": Kind("inputs have a large scale, for example pixels up to 255"),
         "one-class": Kind("all targets are equal"),
-        "near-copies-in-evaluation": Kind("oversampled, then divided", "warning"),
-        "one-token-dominates": Kind("unknown words", "warning"),
-        "overlap-with-evaluation": Kind("windows that overlap", "warning"),
-        "placeholder-among-numbers": Kind("missing values as -999", "warning"),
-        "same-samples-in-evaluation": Kind("evaluated on training samples"),
-        "samples-equal": Kind("an index that is not used"),
-        "samples-repeat": Kind("an index that is not used", "warning"),
-        "sampler-leaves-samples-out": Kind("most are never drawn"),
-        "samples-never-used": Kind("too short a `__len__`", "warning"),
-        "part-of-batch-not-used": Kind("unused flags", "warning"),
-        "sorted-by-class": Kind("class after class", page="data.md#batches-and-shuffling"),
-        "stored-data-change": Kind("augmented in place"),
-        "target-among-inputs": Kind("a leak", "warning"),
+        "near-copies-in-evaluation": Kind("samples were repeated before the split", "warning"),
+        "one-token-dominates": Kind("most words are unknown to the tokenizer", "warning"),
+        "overlap-with-evaluation": Kind("windows of both sets overlap", "warning"),
+        "placeholder-among-numbers": Kind("missing values are numbers like -999", "warning"),
+        "same-samples-in-evaluation": Kind("the evaluation contains training samples"),
+        "samples-equal": Kind("`__getitem__` ignores its index"),
+        "samples-repeat": Kind("`__getitem__` ignores its index", "warning"),
+        "sampler-leaves-samples-out": Kind("the sampler never draws most samples"),
+        "samples-never-used": Kind("`__len__` is too small", "warning"),
+        "part-of-batch-not-used": Kind("the step ignores a part of the batch", "warning"),
+        "sorted-by-class": Kind("samples are in the order of their classes", page="data.md#batches-and-shuffling"),
+        "stored-data-change": Kind("augmentation changes the stored data"),
+        "target-among-inputs": Kind("an input reveals the target", "warning"),
         "targets-not-finite": Kind(_UNFINISHED, page="troubleshooting.md#nan-and-invalid-losses"),
-        "targets-unrelated-to-inputs": Kind("shuffled apart", "warning"),
-        "views-are-equal": Kind("augmented once", "warning"),
-        "workers-are-the-bottleneck": Kind("steps wait for batches", "note", "speed-and-memory.md#profiling"),
+        "targets-unrelated-to-inputs": Kind("inputs and targets were shuffled separately", "warning"),
+        "views-are-equal": Kind("both views of a sample are equal", "warning"),
+        "workers-are-the-bottleneck": Kind("steps wait for the data", "note", "speed-and-memory.md#profiling"),
     },
     "model and loss": {
-        "activation-before-loss": Kind("such as a ReLU before `CrossEntropyLoss`", "warning"),
-        "class-weights-inverted": Kind("rare classes count less", "warning"),
+        "activation-before-loss": Kind("for example a ReLU before `CrossEntropyLoss`", "warning"),
+        "class-weights-inverted": Kind("rare classes have smaller weights", "warning"),
         "inputs-do-not-matter": Kind("all outputs are equal"),
         "inputs-shorter-than-targets": Kind(_STRANGE),
-        "label-smoothing-too-high": Kind("a half or more", "warning"),
-        "log-probabilities-missing": Kind("`NLLLoss` without `LogSoftmax`"),
+        "label-smoothing-too-high": Kind("label smoothing is 0.5 or more", "warning"),
+        "log-probabilities-missing": Kind("`NLLLoss` gets outputs without `LogSoftmax`"),
         "loss-arguments-swapped": Kind(_STRANGE),
-        "loss-at-start": Kind("far above a guess", page="troubleshooting.md#wrong-results"),
+        "loss-at-start": Kind("the first loss is far above a guess", page="troubleshooting.md#wrong-results"),
         "loss-follows-batch-size": Kind(
-            "losses are added up", page="guarantees.md#across-processes-accumulation-and-batch-size"
+            "losses are summed, not averaged", page="guarantees.md#across-processes-accumulation-and-batch-size"
         ),
-        "logits-too-flat": Kind("similarities without a temperature", "warning"),
-        "loss-not-finite": Kind("NaN, though inputs are finite", page="troubleshooting.md#nan-and-invalid-losses"),
-        "loss-prefers-wrong-outputs": Kind("the sign of the loss", "warning"),
-        "one-output-for-classes": Kind("softmax of one number"),
-        "outputs-more-than-classes": Kind("a last layer for other classes"),
-        "padding-in-the-loss": Kind("padded targets count", "warning"),
-        "samples-cost-nothing": Kind("targets without a gradient", "warning"),
-        "samples-mix": Kind("outputs depend on neighbours"),
+        "logits-too-flat": Kind("similarities have no temperature", "warning"),
+        "loss-not-finite": Kind(
+            "the loss is NaN, but the inputs are finite", page="troubleshooting.md#nan-and-invalid-losses"
+        ),
+        "loss-prefers-wrong-outputs": Kind("the loss has the wrong sign", "warning"),
+        "one-output-for-classes": Kind("softmax of a single number is always 1"),
+        "outputs-more-than-classes": Kind("the last layer has too many outputs"),
+        "padding-in-the-loss": Kind("the loss includes padding", "warning"),
+        "samples-cost-nothing": Kind("some targets have no gradient", "warning"),
+        "samples-mix": Kind("the output of a sample depends on its batch"),
         "sigmoid-before-bce-with-logits": Kind(_TWICE),
         "softmax-before-cross-entropy": Kind(_TWICE),
-        "targets-broadcast": Kind("(B,) against (B, 1)", page="run.md#from-a-batch-to-a-loss"),
-        "targets-do-not-matter": Kind("other targets, same loss"),
+        "targets-broadcast": Kind("shapes (B,) and (B, 1) are broadcast", page="run.md#from-a-batch-to-a-loss"),
+        "targets-do-not-matter": Kind("the loss ignores the targets"),
         "targets-not-probabilities": Kind(_STRANGE, "warning"),
         "targets-of-another-type": Kind(_STRANGE),
         "targets-out-of-range": Kind(_STRANGE),
-        "targets-out-of-reach": Kind("a sigmoid for numbers above 1", "warning"),
-        "triplets-of-equals": Kind("no two to compare"),
+        "targets-out-of-reach": Kind("for example a sigmoid for targets above 1", "warning"),
+        "triplets-of-equals": Kind("two parts of each triplet are equal"),
     },
     "training": {
         "batch-not-learnt": Kind(_RATE, page="schedulers.md#finding-a-learning-rate"),
-        "batch-of-one-with-batch-norm": Kind("even the last batch", page="data.md#loaders"),
-        "clipping-too-low": Kind("to less than a thousandth"),
-        "disk-too-small": Kind("too few states fit", page="training-states.md#cost"),
-        "evaluation-not-repeatable": Kind("dropout or noise in evaluations", page="troubleshooting.md#wrong-results"),
+        "batch-of-one-with-batch-norm": Kind("batch norm gets a batch of one sample", page="data.md#loaders"),
+        "clipping-too-low": Kind("gradients are clipped to less than a thousandth"),
+        "disk-too-small": Kind("the planned states do not fit on the disk", page="training-states.md#cost"),
+        "evaluation-not-repeatable": Kind("evaluations use dropout or noise", page="troubleshooting.md#wrong-results"),
         "frozen-in-optimizer": Kind(_MAYBE, "note", "finetuning.md"),
-        "gradients-not-cleared": Kind("updates add up"),
+        "gradients-not-cleared": Kind("gradients of earlier updates are kept"),
         "half-precision-weights": Kind("updates are rounded away", page="mixed-precision.md#what-stays-in-float32"),
-        "metric-does-not-depend-on-outputs": Kind("such as `argmax` of a column", "warning"),
-        "not-in-training-mode": Kind("dropout is off"),
+        "metric-does-not-depend-on-outputs": Kind("for example `argmax` of a single column", "warning"),
+        "not-in-training-mode": Kind("dropout is off in training"),
         "optimizer-of-another-model": Kind(_UNTRAINED),
         "parameters-outside-optimizer": Kind(_UNTRAINED),
         "parameters-without-gradient": Kind(_UNTRAINED),
@@ -124,42 +126,42 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "rate-too-high": Kind(_RATE, page="schedulers.md#finding-a-learning-rate"),
         "state-not-loaded": Kind(_STATE, page="training-states.md#what-belongs-to-a-state"),
         "state-not-saved": Kind(_STATE, page="training-states.md#what-belongs-to-a-state"),
-        "step-fails": Kind("something raises an error", page="troubleshooting.md#the-most-common-errors"),
-        "trains-in-evaluation": Kind("`model.train()` in evaluations"),
+        "step-fails": Kind("a step raises an error", page="troubleshooting.md#the-most-common-errors"),
+        "trains-in-evaluation": Kind("evaluations call `model.train()`"),
         "weight-decay-on-norms": Kind(_MAYBE, "note", "finetuning.md#weight-decay-groups"),
         "weights-do-not-change": Kind("nothing learns", page="troubleshooting.md#wrong-results"),
     },
     "dependence": {
-        "draws-repeat": Kind("each step seeds", "warning"),
-        "evaluation-unlike-training": Kind("the mode changes outputs", "warning"),
-        "future-is-seen": Kind("no causal mask"),
-        "graphs-kept": Kind("memory grows", "warning"),
-        "inputs-ignored": Kind("some inputs change nothing", "warning"),
+        "draws-repeat": Kind("each step seeds the generators", "warning"),
+        "evaluation-unlike-training": Kind("`eval()` changes the outputs too much", "warning"),
+        "future-is-seen": Kind("there is no causal mask"),
+        "graphs-kept": Kind("memory grows with each update", "warning"),
+        "inputs-ignored": Kind("some inputs do not change the outputs", "warning"),
         "loss-divided-twice": Kind("gradients are scaled down", "warning"),
-        "mode-changes-in-step": Kind("`eval()` in `forward()`", "warning"),
-        "order-ignored": Kind("attention without positions", "note"),
-        "order-of-samples-matters": Kind("outputs with wrong targets", "warning"),
-        "padding-matters": Kind("outputs follow the padding", "warning"),
-        "state-between-batches": Kind("batches follow each other", "warning"),
-        "targets-not-shifted": Kind("the answer is the input", "warning"),
+        "mode-changes-in-step": Kind("`forward()` calls `eval()`", "warning"),
+        "order-ignored": Kind("attention gets no positions", "note"),
+        "order-of-samples-matters": Kind("outputs meet the targets of other samples", "warning"),
+        "padding-matters": Kind("outputs depend on padding", "warning"),
+        "state-between-batches": Kind("the model keeps a state between batches", "warning"),
+        "targets-not-shifted": Kind("each target is its own input", "warning"),
     },
     "settings": {
-        "callback-settings": Kind("never acts, or too early", "warning"),
+        "callback-settings": Kind("a callback never acts, or acts too early", "warning"),
         "flag-without-effect": Kind(_NO_EFFECT),
-        "frozen-norm-moves": Kind("statistics follow the batches", "note"),
-        "layer-repeated": Kind("the same weights again", "warning"),
-        "layers-not-registered": Kind("layers in a list", "warning"),
+        "frozen-norm-moves": Kind("statistics of a frozen norm change", "note"),
+        "layer-repeated": Kind("a layer occurs twice with the same weights", "warning"),
+        "layers-not-registered": Kind("layers are in a plain list", "warning"),
         "option-without-effect": Kind(_NO_EFFECT),
         "rate-far-below": Kind(_SCHEDULE, "warning"),
         "schedule-does-not-fit": Kind(_SCHEDULE, "warning"),
         "scheduler-not-given": Kind(_SCHEDULE, "warning"),
         "statistics-move-twice": Kind(
-            "BatchNorm is recomputed", "warning", "speed-and-memory.md#activation-checkpointing"
+            "checkpointing runs batch norm twice", "warning", "speed-and-memory.md#activation-checkpointing"
         ),
-        "units-are-identical": Kind("constant weights"),
-        "unusual-option": Kind("such as swapped betas", "warning"),
-        "weights-barely-move": Kind(_RATE, "warning"),
-        "weights-not-initialised": Kind("numbers from memory", "warning"),
+        "units-are-identical": Kind("all units of a layer are equal"),
+        "unusual-option": Kind("for example swapped betas", "warning"),
+        "weights-barely-move": Kind("the whole run barely moves the weights", "warning"),
+        "weights-not-initialised": Kind("weights are uninitialised memory", "warning"),
     },
 }
 
