@@ -58,7 +58,7 @@ def test_a_training_opens_no_connection(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(socket.socket, name, connect)
     _train(tmp_path, num_epochs=1)
     resumed = _train(tmp_path, num_epochs=2)
-    assert len(resumed.run_history.get_metric_values("train_loss_epoch")) == 2
+    assert len([*resumed.run_history.get_metric_values("train_loss_epoch")]) == 2
 
 
 def _train(save_dir: Path, num_epochs: int) -> Trainer:

@@ -244,9 +244,9 @@ class Buffers:
         all_gather_single(gathered, own)
         self._nodes = []
         for of_rank, flats in zip(of_ranks, gathered.view(self._world, most, sum(sizes)), strict=True):
-            for node, flat in zip(of_rank, flats, strict=False):
+            for place, flat in zip(of_rank, flats, strict=False):
                 value = dict(zip(numbers, torch.split(flat, sizes), strict=True))
-                push(self._nodes, Node(node.level, node.place, value), self._count, self._add)
+                push(self._nodes, Node(place.level, place.place, value), self._count, self._add)
 
     def _with_versions(self) -> Iterator[tuple[_Group, list[int]]]:
         """Iterate over the groups and the versions of their tensors, which are read in one call."""
