@@ -117,3 +117,16 @@ def test_what_is_no_exchange_is_refused_when_the_trainer_is_made(returned: Any, 
 
     with pytest.raises(ArgumentTypeError, match=f"(?s)create_exchange did not return an exchange.*{given}"):
         make_trainer(Wrong)
+
+
+@pytest.mark.parametrize(("returned", "given"), [(None, "NoneType"), ("cpu", "str")])
+def test_what_is_no_accelerator_is_refused_when_the_trainer_is_made(returned: Any, given: str) -> None:
+    """A missing return statement is named, instead of an attribute that None does not have."""
+
+    class Wrong(Trainer):
+        @override
+        def create_accelerator(self) -> Any:
+            return returned
+
+    with pytest.raises(ArgumentTypeError, match=f"(?s)create_accelerator did not return an Accelerator.*{given}"):
+        make_trainer(Wrong)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pa_core import _accelerate
 from pa_core._tensors import is_sharded_module
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.steps.input_checks import check_precision_and_device
 from pa_core.user_warnings import warn_user
 
@@ -48,7 +48,7 @@ def create_accelerator(
 
     Raises:
         ConfigurationError: ``mixed_precision`` is unknown, or ``create`` set a different precision.
-        ArgumentTypeError: ``cpu`` is not a bool.
+        ArgumentTypeError: ``cpu`` is not a bool, or ``create`` returned another object than an Accelerator.
         UnsupportedConfigurationError: The environment requires a feature that a run does not have, or an earlier
             Accelerator has fixed a different precision or device for the whole process.
     """
@@ -66,6 +66,12 @@ def create_accelerator(
         if conflict is None:
             raise
         raise _conflict(conflict[1]) from error
+    if not hasattr(accelerator, "num_processes"):
+        raise ArgumentTypeError(
+            "create_accelerator did not return an Accelerator.",
+            given=type(accelerator).__name__,
+            do="End it with: return Accelerator(...).",
+        )
     if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
         requested, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
     elif cpu and accelerator.device.type != "cpu":
