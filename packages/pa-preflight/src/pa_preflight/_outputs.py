@@ -420,6 +420,8 @@ def _same_rows(output: Any) -> Any:
     tensors: list[Tensor] = []
 
     def change(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0:  # the loss of a model that computes it itself
+            return tensor
         tensors.append(tensor)
         row = tensors[0][:1] if tensors[0].shape == tensor.shape else tensor[:1]
         return row.expand_as(tensor)
