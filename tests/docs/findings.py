@@ -29,7 +29,7 @@ def _table(part: str) -> str:
     for name, kind in REGISTRY[part].items():
         rows.setdefault(kind.wrong, []).append(name)
     lines = [f"| {', '.join(map(_counted, names))} | {wrong} |" for wrong, names in rows.items()]
-    return "\n".join([f"| in the {part} | what is wrong |", "|---|---|", *lines])
+    return "\n".join([f"| findings about the {part} | what is wrong |", "|---|---|", *lines])
 
 
 def _counted(name: str) -> str:

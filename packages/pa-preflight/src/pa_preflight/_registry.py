@@ -131,7 +131,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "weight-decay-on-norms": Kind(_MAYBE, "note", "finetuning.md#weight-decay-groups"),
         "weights-do-not-change": Kind("nothing learns", page="troubleshooting.md#wrong-results"),
     },
-    "dependence": {
+    "behaviour": {
         "draws-repeat": Kind("each step seeds the generators", "warning"),
         "evaluation-unlike-training": Kind("`eval()` changes the outputs too much", "warning"),
         "future-is-seen": Kind("there is no causal mask"),
