@@ -16,18 +16,20 @@ class EarlyStoppingCallback(TrainerCallback):
 
     Use it if you do not know how many epochs a model needs: pass a large ``num_epochs``, and keep the best weights with
     ``SaveBestModelCallback``. The first epoch sets the best value. A later epoch improves on it if its value is better
-    by at least the threshold. The distance is measured from the best value, not from the epoch before, so slow
-    progress in small steps counts as soon as it has added up. NaN is never an improvement.
+    by at least the threshold, in the unit of the metric: with the threshold 0.01, a loss of 0.50 has to fall to 0.49.
+    The distance is measured from the best value, not from the epoch before, so slow progress in small steps counts as
+    soon as it has added up. NaN is never an improvement.
 
     Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not
     count: the patience is then a number of evaluations.
 
     Args:
         early_stopping_patience: The number of consecutive epochs without an improvement after which the run
-            ends.
-        early_stopping_threshold: The smallest change of the metric that is an improvement. The default, 0.01,
-            ignores the noise of a loss that has levelled off.
-        watch_metric: The metric to watch, by its name in the run history.
+            ends. The default, 1, as in pytorch-accelerated, ends it after the first such epoch. Most metrics are
+            noisier than that: pass 3 to 10.
+        early_stopping_threshold: The smallest change of the metric that is an improvement, as an absolute number. The
+            default, 0.01, suits losses of about 1; pass less for smaller values. With 0, any better value counts.
+        watch_metric: The metric to watch, by its name in the run history. The default needs an ``eval_dataset``.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
@@ -35,8 +37,8 @@ class EarlyStoppingCallback(TrainerCallback):
             that continues from a training state keeps the best value and the count of that state.
 
     Attributes:
-        best: The best value and its epoch.
-        epochs_without_improvement: The number of epochs since then.
+        best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
+        epochs_without_improvement: The number of consecutive epochs without an improvement, up to now.
 
     Raises:
         ConfigurationError: The patience is less than 1 epoch, or the threshold is negative or not finite.
@@ -45,15 +47,17 @@ class EarlyStoppingCallback(TrainerCallback):
     Example:
         >>> import torch
         >>> from pa_callbacks_extra import EarlyStoppingCallback
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
         >>> stop_early = EarlyStoppingCallback(early_stopping_patience=2)
-        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[stop_early])
-        >>> trainer.train(samples, num_epochs=1000, eval_dataset=samples)
-        >>> stop_early.epochs_without_improvement
-        2
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, stop_early])
+        >>> trainer.train(samples, num_epochs=1000, eval_dataset=samples)  # doctest: +ELLIPSIS
+        Training starts: 1,000 epochs ...
+        >>> stop_early.best.epoch, stop_early.epochs_without_improvement
+        (3, 2)
     """
 
     def __init__(

@@ -152,10 +152,10 @@ class ExperimentTrackers:
         return tuple(self._trackers)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record numbers at a step.
+        """Record numbers at a step in all open trackers; the example of the class shows it.
 
         Args:
-            values: Numbers by their names.
+            values: Numbers by their names, as Python numbers: read a tensor with ``.item()``.
             step: The place on the x axis, in optimizer updates; at least the step of the call before.
         """
         for tracker in self._trackers.values():
@@ -165,7 +165,8 @@ class ExperimentTrackers:
     def settle(self) -> None:
         """Wait until MLflow has written everything that it logs asynchronously.
 
-        Other trackers have no way to wait; ``unsettled`` returns the values that they may not have written.
+        Call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait; ``unsettled``
+        returns the values that they may not have written.
         """
         if self.is_open:
             for known in self._known:
@@ -177,22 +178,44 @@ class ExperimentTrackers:
         Save them with a checkpoint, and pass them to ``open_trackers`` when you resume from it.
 
         Returns:
-            Steps and the values recorded at them, in their order. Empty once the trackers are finished.
+            Steps and the values recorded at them, in their order. Empty once the trackers are finished, and for
+            trackers that write at once.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.settle()
+            ...     checkpoint = {"run_ids": trackers.run_ids, "last_step": 0, "unsettled": trackers.unsettled()}
+            ...     trackers.finish()
+            ...     resumed = open_trackers("tensorboard", "digits", logging_dir=folder, **checkpoint)
+            ...     resumed.finish()
         """
         return [(step, values) for step, values in self._recent.reports()] if self.is_open else []
 
     def log_image(self, name: str, image: Tensor, step: int) -> None:
-        """Record an image in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; needs pillow.
+        """Record an image in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases.
+
+        It needs pillow (``pip install pillow``).
 
         Args:
             name: The name of the image in the trackers. Images of several steps with the same name are shown together.
             image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
-                any device: floats from 0 to 1 (others are clipped), or bytes.
+                any device: of a floating-point type with values from 0 to 1 (values outside are clipped), or of
+                ``torch.uint8`` with values from 0 to 255.
             step: The place on the x axis, in optimizer updates.
 
         Raises:
-            ConfigurationError: The tensor does not have such a shape or type.
-            UnsupportedConfigurationError: An open tracker is not one of these five; ``native`` returns its own object.
+            ConfigurationError: The tensor does not have such a shape.
+            UnsupportedConfigurationError: An open tracker is not among these five; ``native`` returns its own object.
+            ImportError: pillow is not installed.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.log_image("first digit", torch.rand(1, 28, 28), step=1)
+            ...     trackers.finish()
         """
         for tracker_name, tracker in self._trackers.items():
             if tracker_name not in WELL_KNOWN:
@@ -214,7 +237,15 @@ class ExperimentTrackers:
             The object; None on processes other than the first.
 
         Raises:
-            ConfigurationError: The tracker is not open.
+            ConfigurationError: The tracker was not opened, on the first process.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     if (writer := trackers.native("tensorboard")) is not None:
+            ...         writer.add_text("notes", "the first run", global_step=1)
+            ...     trackers.finish()
         """
         if name in self._trackers:
             return self._trackers[name].tracker
@@ -227,8 +258,10 @@ class ExperimentTrackers:
     def store_config(self, config: Mapping[str, object]) -> None:
         """Record the settings of a run, flattened by ``flatten_config``; call it once in a run.
 
+        Use it for settings that are not known yet when ``open_trackers``, which has ``config``, is called.
+
         Args:
-            config: Settings by their names.
+            config: Settings by their names; mappings may be nested.
         """
         for tracker in self._trackers.values():
             tracker.store_init_configuration(dict(flatten_config(config)))

@@ -142,6 +142,14 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
         Raises:
             ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
+
+        Example:
+            >>> model = nn.Linear(1, 1)
+            >>> ema = ModelEma(model)
+            >>> with ema.applied_to(model):  # model and its own code, with averaged weights
+            ...     exported = {name: weight.clone() for name, weight in model.state_dict().items()}
+            >>> sorted(exported)
+            ['bias', 'weight']
         """
         with self._pairs_with(model).averages_in_place():
             try:

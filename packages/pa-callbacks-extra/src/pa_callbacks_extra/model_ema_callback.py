@@ -87,7 +87,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             the average looks back equally far.
 
     Attributes:
-        best: The best value and its epoch.
+        best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
         callbacks: The callbacks for the evaluation of the average.
 
     Raises:
@@ -161,10 +161,11 @@ class ModelEmaCallback(SaveBestModelCallback):
     def averaged_weights(self, trainer: AnyTrainer) -> Generator[None]:
         """Give the model of a run the averaged weights within a context, for evaluating or saving it in other ways.
 
-        Every process must call this.
+        Call it in a callback or after the run, as in ``with average.averaged_weights(trainer):
+        trainer.evaluate(test_set)``. Every process must call this.
 
         Args:
-            trainer: The trainer.
+            trainer: The trainer of the run.
 
         Raises:
             ConfigurationError: The model has changed since the run started.
@@ -256,8 +257,11 @@ class ModelEmaCallback(SaveBestModelCallback):
     def evaluate_average(self, trainer: AnyTrainer) -> None:
         """Run an evaluation epoch with the averaged weights, and leave everything else unchanged.
 
+        Metrics are recorded with the prefix ``ema_model_``. This callback calls it after each epoch; call it in your
+        callbacks for an evaluation at another time. Every process must call this.
+
         Args:
-            trainer: The trainer, in a training run.
+            trainer: The trainer, in a training run with an ``eval_dataset``.
         """
         with (
             self.averaged_weights(trainer),

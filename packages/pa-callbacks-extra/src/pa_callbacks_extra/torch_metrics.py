@@ -132,9 +132,14 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         """Update the metrics with a batch; override this for metrics that take more than two arguments.
 
         Args:
-            metrics: The metrics of the training or the evaluation.
+            metrics: The metrics of the training or the evaluation; call their ``update``.
             batch: The batch, on the device.
             output: The return value of ``calculate_*_batch_loss`` for it.
+
+        Example:
+            >>> class RetrievalMetrics(TorchMetricsCallback):
+            ...     def update_metrics(self, metrics, batch, output):
+            ...         metrics.update(output["model_outputs"], batch[1], indexes=batch[2])
         """
         arguments = [self._predictions(batch, output)]
         if self._targets is not None:

@@ -234,20 +234,31 @@ class TrackerCallback(LogMetricsCallback):
         """Send an image to MLflow, SwanLab, TensorBoard, Trackio or Weights & Biases; every process may call this.
 
         Args:
-            name: The name of the image in the trackers.
-            image: A tensor of shape ``(channels, height, width)`` or ``(height, width)``, on any device: floats from 0
-                to 1, or bytes. ``torchvision.utils.make_grid`` makes an image of a batch.
+            name: The name of the image in the trackers, at the current ``step``.
+            image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
+                any device: of a floating-point type with values from 0 to 1, or of ``torch.uint8`` with values from 0
+                to 255. ``torchvision.utils.make_grid`` makes an image of a batch.
 
         Raises:
-            ConfigurationError: The tensor does not have such a shape or type.
+            ConfigurationError: The tensor does not have such a shape.
             UnsupportedConfigurationError: A tracker does not support images; ``native`` returns its own object.
+            ImportError: pillow is not installed (``pip install pillow``).
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     track = TrackerCallback("tensorboard", "digits", logging_dir=folder)
+            ...     track.log_image("first digit", torch.rand(1, 28, 28))  # for example in on_eval_epoch_end
+            ...     track.finish()
         """
         self._open_trackers().log_image(name, image, self.step)
 
     def native(self, name: str) -> Any:
         """Return the object of a tracker's own package, for figures, text, audio and anything else that it supports.
 
-        Pass ``step`` with everything that you send, so that it lines up with the metrics.
+        Pass ``step`` with everything that you send, as in
+        ``track.native("tensorboard").add_histogram("weights", weights, track.step)``, so that it lines up with the
+        metrics.
 
         Args:
             name: A name of ``tracker_names``.

@@ -99,6 +99,8 @@ class ModelFreezer:
     def get_layer_groups(self) -> list[LayerGroup]:
         """Return the layer groups in order: the given groups, or the direct children of the model.
 
+        Use it to see which index belongs to which module: print the list.
+
         A subclass may override this method; all other methods use its return value. They only read the module of each
         record, so a subclass may return modules instead of records.
         """
@@ -110,29 +112,47 @@ class ModelFreezer:
         ]
 
     def get_layers(self) -> list[Layer]:
-        """Return the modules that have no modules inside them, from all depths, in order."""
+        """Return the modules that have no modules inside them, from all depths, in order.
+
+        Use it to check what is frozen, layer by layer; ``Layer`` has an example.
+        """
         groups = self._groups()
         index_of = {module: groups.as_pair(index) for module, index in groups.index_by_module().items()}
         layers = [module for module in self.model.modules() if not any(module.children())]
         return [Layer(index_of.get(layer), layer, _only_frozen(layer.parameters(recurse=False))) for layer in layers]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are not frozen, for an optimizer."""
+        """Return the parameters that are not frozen, for an optimizer; the example of the class does so.
+
+        If you unfreeze more later, and use a scheduler, make the optimizer from
+        ``get_parameter_groups(..., include_frozen=True)`` instead, so that the scheduler knows all parameters.
+        """
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
-        """Freeze layer groups; by default, all except the last.
+        """Freeze layer groups; by default, all except the last, which is the head of most models.
+
+        Groups outside the range stay as they are. Call it before the optimizer is made.
 
         Args:
-            from_index: The index of a layer group at one end of the range to freeze.
-            to_index: The index of the layer group at the other end, which is frozen too.
+            from_index: The index of a layer group at one end of the range to freeze. The default, 0, is the first.
+            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the last
+                but one.
             set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that
                 they neither drop out nor, if frozen, update batch norm statistics. ``model.train()`` does not
                 change that; ``unfreeze`` does.
 
         Raises:
-            IndexError: There is no layer group at an index; nothing was frozen.
+            IndexError: There is no layer group at an index, such as -2 in a model with a single group; nothing was
+                frozen.
             TypeError: An index is not an integer; nothing was frozen.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+            >>> freezer = ModelFreezer(model)
+            >>> freezer.freeze(to_index=0)  # only the first
+            >>> [group.is_frozen for group in freezer.get_layer_groups()]
+            [True, False, False]
         """
         groups = self._groups()
         for index in groups.indexes_between(from_index, to_index):
@@ -151,9 +171,14 @@ class ModelFreezer:
     ) -> dict[int, dict[str, list[nn.Parameter]]]:
         """Unfreeze layer groups; by default, all of them.
 
+        The order of the ends does not matter. The defaults name the last group first, as fine-tuning unfreezes from the
+        output to the input: ``unfreeze(to_index=-2)`` unfreezes the last two groups, ``unfreeze(from_index=-2)`` all
+        except the last.
+
         Args:
-            from_index: The index of a layer group at one end of the range to unfreeze.
-            to_index: The index of the layer group at the other end, which is unfrozen too.
+            from_index: The index of a layer group at one end of the range to unfreeze. The default, -1, is the last.
+            to_index: The index of the layer group at the other end, which is unfrozen too. The default, 0, is the
+                first.
             set_modules_as_training: Whether the modules are put into training mode, and follow
                 ``model.train()`` again. If False, modules that ``freeze`` put into eval mode stay there.
 
@@ -165,6 +190,17 @@ class ModelFreezer:
         Raises:
             IndexError: There is no layer group at an index; nothing was unfrozen.
             TypeError: An index is not an integer; nothing was unfrozen.
+
+        Example:
+            >>> import torch
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+            >>> freezer = ModelFreezer(model)
+            >>> freezer.freeze()
+            >>> optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+            >>> unfrozen = freezer.unfreeze(to_index=-2)  # the last two; the last was trainable already
+            >>> {index: len(group["params"]) for index, group in unfrozen.items()}
+            {1: 2}
+            >>> optimizer.add_param_group({**unfrozen[1], "lr": 0.01})
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
         groups = self._groups()

@@ -19,10 +19,13 @@ FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave 
 class Finding:
     """A problem that a check has found in a script.
 
+    ``check`` makes it, and ``Report.findings`` holds it; ``print(finding)`` shows all of it. A script only makes a
+    finding itself in a test.
+
     Attributes:
-        name: Its name in ``docs/before-you-train.md``.
-        saw: The observation, with numbers.
-        do: The advice.
+        name: Its name in ``docs/before-you-train.md``, such as "rate-is-zero".
+        saw: The observation, with numbers, in a sentence.
+        do: The advice, in a sentence.
         level: "mistake" if it certainly spoils a run, "warning" if it very likely does, "note" if it may well be on
             purpose.
 
@@ -57,9 +60,11 @@ class Finding:
 class Report:
     """The findings of a check, mistakes first, then warnings and notes; print it.
 
+    ``check`` returns it.
+
     Attributes:
-        findings: The findings.
-        left_out: The checks that could not be made, and the reasons.
+        findings: The findings, each a ``Finding``; an empty list if nothing was found.
+        left_out: The checks that could not be made, each with its reason, in a sentence.
         seconds: The duration of the check in seconds.
 
     Example:

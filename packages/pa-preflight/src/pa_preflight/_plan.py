@@ -72,12 +72,14 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
 def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """Predict the updates, evaluations, training states, learning rates, memory and time of a run.
 
-    Print it before a long run. It times some updates and evaluation batches, for some seconds. Then it starts the run
-    again and ends it before its first batch: it makes an update with tensors that have no values, for its memory, and
-    steps schedulers on a copy of the optimizer. Callbacks of ``pa_core`` that limit, evaluate and save are part of the
-    plan. No callback is called except those that limit and ``MoveModulesToDeviceCallback``. The run differs from its
-    plan if callbacks end it early or change its loaders, or gradients overflow. Afterwards everything is restored, as
-    after ``trainer.dry_run()``.
+    Print it before a long run. It first trains and evaluates some batches for some seconds, to time them. The rest is
+    computed without training: the memory from an update with tensors that have shapes but no values, and the learning
+    rates by stepping the scheduler on a copy of the optimizer. Afterwards everything is restored, as after
+    ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
+
+    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. No callback is called except those that
+    limit and ``MoveModulesToDeviceCallback``. The run differs from its plan if callbacks end it early or change its
+    loaders, or gradients overflow.
 
     Args:
         trainer: The trainer of the run; or a ``Run`` before its block, without further arguments.
@@ -85,7 +87,8 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
         **kwargs: The keyword arguments of ``trainer.train``.
 
     Returns:
-        The plan.
+        The plan: ``print`` shows it as a table; its attributes ``updates``, ``epochs``, ``evaluations``, ``saves``,
+        ``rates``, ``memory`` (in bytes), ``disk`` (in bytes), ``seconds`` and others are described at ``Plan``.
 
     Raises:
         ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
@@ -97,8 +100,10 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
         >>> model = nn.Linear(4, 1)
         >>> trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=0.1), callbacks=[])
         >>> planned = plan(trainer, make_regression(100), num_epochs=2, gradient_accumulation_steps=2)
-        >>> planned.epochs[0].batches, planned.epochs[0].updates, planned.memory.optimizer
-        (13, 7, 48)
+        >>> planned.epochs[0].batches, planned.epochs[0].updates
+        (13, 7)
+        >>> planned.memory.optimizer  # bytes
+        48
     """
     if is_run(trainer):
         return _plan_run(trainer, *args, **kwargs)

@@ -195,18 +195,19 @@ class Plan:
 
     Attributes:
         config: The settings of the run: the number of processes, the size of batches, samples of an update.
-        device: The device of the training.
-        parameters: The parameters by child of the model.
+        device: The device of the training, such as "cpu" or "cuda:0".
+        parameters: The numbers and bytes of trained and frozen parameters, for each child of the model.
         samples: The number of samples that the first epoch trains on; None if its loader cannot tell.
-        epochs: The epochs, in their order.
+        epochs: The epochs, in their order, each with its ``batches`` and ``updates``.
         updates: The number of updates of the run.
-        evaluations: The evaluations, in their order.
-        saves: The training states that are saved and deleted, in their order.
-        rates: The learning rates of the parameter groups.
-        memory: The memory of an update.
-        disk: The space of the training states; None if the run saves none.
-        seconds: The duration.
-        notes: The parts that could not be planned, with the reasons.
+        evaluations: The evaluations, in their order, each with the ``update`` after which it runs.
+        saves: The training states, in their order, each with the ``update`` after which it is saved.
+        rates: The learning rates of each parameter group; ``plot_rates`` draws them.
+        memory: The memory of an update in bytes: ``weights``, ``gradients``, ``optimizer``, ``activations``, ``peak``
+            and ``peak_on_accelerator``; and ``saved_state``, the size of a training state.
+        disk: The space of the training states in bytes: ``peak``, ``at_end`` and ``free``; None if the run saves none.
+        seconds: The duration in seconds: ``update``, ``updates``, ``evaluations`` and ``total``.
+        notes: The parts that could not be planned, each with the reason, in a sentence.
 
     Example:
         >>> import torch

@@ -23,6 +23,11 @@ class CosineLrScheduler(StatefulSchedulerBase):
     Use it for a run whose length you know: it decays over the whole run, so a run that is made longer needs a new
     schedule (``WSDLrScheduler`` can be continued).
 
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which makes and steps it. In a custom loop, call
+    ``step()`` after each optimizer update: update n, counted from 1, then uses the rate after n - 2 updates (the first
+    two both use the rate after 0 updates), as ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after
+    update n, without this delay. Do not mix the two.
+
     The run has W updates of warm-up, C of cool-down and T in all; ``lr`` is the learning rate of a parameter group.
     The rate after n updates is
 
@@ -142,6 +147,9 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
         Returns:
             A function of an optimizer that returns the scheduler.
+
+        Raises:
+            ConfigurationError: The returned function raises it for the reasons that the class names.
 
         Example:
             >>> import torch

@@ -77,6 +77,8 @@ class LearningRateCurve:
     def suggestion(self) -> float:
         """A tenth of the rate at which the smoothed loss is lowest: fast, and safely below the rates that diverge.
 
+        Use it as the learning rate of the optimizer, or as the highest rate of a schedule.
+
         Raises:
             ConfigurationError: The loss falls up to the highest rate, or never falls.
         """
@@ -101,7 +103,7 @@ class LearningRateCurve:
             The path of the picture.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            ImportError: matplotlib is not installed (``pip install "pa-schedulers[plot]"``).
         """
         style = plot_style(dark=dark)
         return style.save(_draw(self, style), path)

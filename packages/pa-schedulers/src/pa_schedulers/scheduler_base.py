@@ -21,7 +21,8 @@ _INITIAL_VALUES = "param_group_initial_values"
 class SchedulerBase(ABC):
     """The base class of schedulers whose caller counts the updates; derive from it to schedule any field.
 
-    Override ``get_updated_values``. If the trainer or your loop only calls ``step()``, derive from
+    Override ``get_updated_values``. The caller passes the number of updates to ``step_update``, as
+    ``TrainerWithTimmScheduler`` does. If the trainer or your loop only calls ``step()``, derive from
     ``StatefulSchedulerBase`` instead, which counts the updates.
 
     The first scheduler of an optimizer records the value of each parameter group in the group, as
@@ -56,7 +57,7 @@ class SchedulerBase(ABC):
 
     @property
     def initial_values(self) -> list[float]:
-        """The value of each parameter group before any scheduling.
+        """The value of each parameter group before any scheduling, for ``get_updated_values`` to multiply.
 
         For a group that was added to the optimizer later, this is its value when it was added.
         """
@@ -78,7 +79,9 @@ class SchedulerBase(ABC):
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
-        """Return the values of the scheduled field after a number of updates.
+        """Return the values of the scheduled field after a number of updates; override this.
+
+        ``step_update`` calls it and writes the values. Call it to look at a schedule without a change of the optimizer.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0.
@@ -91,11 +94,27 @@ class SchedulerBase(ABC):
     def step_update(self, num_updates: int) -> None:
         """Calculate the values for a number of updates and write them to the parameter groups.
 
+        In a custom loop, call it after each optimizer update with the number of updates so far: the next update uses
+        the values.
+
         Args:
             num_updates: The number of optimizer updates made so far, from 0.
 
         Raises:
             ConfigurationError: The number is negative, or there are not as many values as parameter groups.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = CosineLrScheduler(optimizer, total_num_epochs=1, num_update_steps_per_epoch=4, lr_min=0.0)
+            >>> for num_updates in range(1, 4):
+            ...     optimizer.step()
+            ...     scheduler.step_update(num_updates)
+            ...     print(num_updates, round(optimizer.param_groups[0]["lr"], 3))
+            1 0.854
+            2 0.5
+            3 0.146
         """
         if num_updates < 0:
             raise ConfigurationError(f"num_updates must be at least 0, got {num_updates}.")
@@ -108,7 +127,20 @@ class SchedulerBase(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of every attribute except the optimizer, with the initial and present values of the groups.
 
-        A subclass need not override this if its attributes are data.
+        Save it with a checkpoint, and pass it to ``load_state_dict`` of a scheduler that was made with the same
+        arguments. A subclass need not override this if its attributes are data.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
+            >>> def make_scheduler():
+            ...     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            ...     return CosineLrScheduler(optimizer, total_num_epochs=1, num_update_steps_per_epoch=4)
+            >>> scheduler, resumed = make_scheduler(), make_scheduler()
+            >>> scheduler.step_update(2)
+            >>> resumed.load_state_dict(scheduler.state_dict())
+            >>> resumed.optimizer.param_groups[0]["lr"] == scheduler.optimizer.param_groups[0]["lr"]
+            True
         """
         return {
             **copy.deepcopy(self._attributes()),
@@ -179,9 +211,10 @@ def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Seq
 class StatefulSchedulerBase(SchedulerBase):
     """The base class of schedulers that count the updates, with the interface of torch's schedulers.
 
-    Override ``get_updated_values``, and call ``step()`` once after each optimizer update. The first ``step()`` writes
-    the values for 0 previous updates, the second the values for 1, and so on, so update n uses the values for n - 2.
-    The first update uses the values that the constructor wrote: the initial values, unless a subclass writes others.
+    Override ``get_updated_values``, and call ``step()`` once after each optimizer update, as a ``Trainer`` does. The
+    first ``step()`` writes the values for 0 earlier updates, the second the values for 1, and so on. So update n, from
+    1, uses the values for n - 2: they come an update later than with ``step_update(n)``, as in pytorch-accelerated. The
+    first update uses the values that the constructor wrote: the initial values, unless a subclass writes others.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
@@ -213,7 +246,7 @@ class StatefulSchedulerBase(SchedulerBase):
     def step(self) -> None:
         """Write the values for the number of earlier calls to the parameter groups, and count this call.
 
-        The third call writes ``get_updated_values(2)``.
+        Call it after ``optimizer.step()``, in each update. The third call writes ``get_updated_values(2)``.
         """
         self.step_update(self._num_updates)
         self._num_updates += 1

@@ -15,8 +15,9 @@ from pa_schedulers.wsd_scheduler import WSDLrScheduler
 class WSDCheckpointCallback(TrainerCallback):
     """Saves a run with a ``WSDLrScheduler`` before each of its decays and after it.
 
-    Use it to train for longer later: the state before a decay continues at the full rate, as if there had been no
-    decay. ``save_dir`` then has, named after the number of updates,
+    Pass it to a trainer in ``callbacks``, and a ``WSDLrScheduler`` as ``create_scheduler_fn`` to ``train``. Use it to
+    train for longer later: the state before a decay continues at the full rate, as if there had been no decay.
+    ``save_dir`` then has, named after the number of updates,
 
     - ``checkpoint_<step>_wsd_pre_decay``, a training state: the stable phase continues from it, and
       ``train(resume_from=...)`` does the decay again;

@@ -101,6 +101,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
     Each parameter group has its own ``lr``: the rate that it had when its first scheduler was made, or when it was
     added to the optimizer. A group that is added later with a rate below the starting rate keeps its rate.
 
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which makes and steps it. In a custom loop, call
+    ``step()`` after each optimizer update: update n, from 1, then uses the rate after n - 2 updates, as
+    ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after update n, without this delay; methods about the
+    current step then do not know it. ``WSDCheckpointCallback`` saves the checkpoints.
+
     **Continuation.** Make a schedule for the further updates with ``is_continuation_from_checkpoint=True`` and
     load the state of the old schedule, saved before or after a decay: a new stable phase of the new length begins,
     without warm-up, at the rate of the old schedule. If you load a state that such a continuation saved itself into a
@@ -257,21 +262,50 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
 
     def get_checkpoint_steps(self) -> list[int]:
-        """Return the numbers of updates at which the checkpoints are, where the rate is at its minimum."""
+        """Return the numbers of updates at which the rate is at its minimum, in order; save the model there.
+
+        Example:
+            >>> import torch
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> WSDLrScheduler(optimizer, total_steps=800, num_checkpoints=3).get_checkpoint_steps()
+            [200, 400, 800]
+        """
         return [period.end for period in self._periods()]
 
     def get_decay_info(self) -> list[DecayInfo]:
-        """Return the first and last step of each period, and the step at which its decay begins."""
+        """Return the first and last step of each period, and the step at which its decay begins.
+
+        Use it to save a checkpoint before each decay, at ``pre_decay_step``. The example of the class shows the list.
+
+        Returns:
+            A dictionary for each checkpoint, in order; ``DecayInfo`` describes its keys.
+        """
         return [_describe(period) for period in self._periods()]
 
     def get_phase_info(self, step: int) -> PhaseInfo:
         """Return the phase and the period of a step; the step of a checkpoint belongs to the period that it ends.
 
+        Use it to decide or log something by phase, for example to evaluate more often during a decay.
+
         Args:
             step: A number of updates, from 0.
 
+        Returns:
+            A dictionary with the keys ``"step"``; ``"phase"``, which is ``"warmup"``, ``"stable"``, ``"decay"``, or
+            ``"finished"`` after the last checkpoint; and ``"period_start"``, ``"period_end"``, ``"decay_steps"`` and
+            ``"pre_decay_step"`` as in ``get_decay_info``.
+
         Raises:
             ConfigurationError: The step is not a whole number, or negative.
+
+        Example:
+            >>> import torch
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10)
+            >>> [scheduler.get_phase_info(step)["phase"] for step in (0, 10, 90, 100, 101)]
+            ['warmup', 'stable', 'decay', 'decay', 'finished']
+            >>> scheduler.get_phase_info(95)["period_end"]
+            100
         """
         step = whole_number("step", step, minimum=0)
         period = self._period_of(step)
@@ -285,15 +319,30 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return PhaseInfo(step=step, phase=phase, **_describe(period))
 
     def get_current_phase_info(self) -> PhaseInfo:
-        """Return ``get_phase_info`` of the current step."""
+        """Return ``get_phase_info`` of the current step, as ``get_current_step`` counts it."""
         return self.get_phase_info(self.get_current_step())
 
     def get_current_step(self) -> int:
-        """Return the number of updates made so far, which is the number of calls of ``step()``."""
+        """Return the number of updates made so far, which is the number of calls of ``step()``.
+
+        Calls of ``step_update`` do not count.
+        """
         return self._num_updates
 
     def start_stable_phase(self) -> None:
-        """Restart this schedule at its stable rate, without warm-up; loading an old state does so automatically."""
+        """Restart this schedule at its stable rate, without warm-up, and count updates from 0 again.
+
+        Call it after ``load_state_dict``, to continue from a continuation of the same length. In other continuations,
+        ``load_state_dict`` does this itself.
+
+        Example:
+            >>> import torch
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10)
+            >>> scheduler.start_stable_phase()
+            >>> optimizer.param_groups[0]["lr"], scheduler.get_current_step()
+            (1.0, 0)
+        """
         self.num_warmup_steps = 0
         self._num_updates = 0
         self.step_update(0)
