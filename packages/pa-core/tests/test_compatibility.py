@@ -413,7 +413,7 @@ def compiling(**kwargs: Any) -> Callable[[], Any]:
 
 HOOK = DDPCommunicationHookType
 ACCELERATORS: dict[str, Callable[[], Any]] = {
-    "`DistributedDataParallel`, as it is": on_cpu,
+    "data parallelism with the default settings": on_cpu,
     "`find_unused_parameters=True`": with_ddp(find_unused_parameters=True),
     "`static_graph=True`": with_ddp(static_graph=True),
     "`gradient_as_bucket_view=True`": with_ddp(gradient_as_bucket_view=True),
@@ -424,7 +424,7 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`comm_hook=POWER_SGD`": with_ddp(comm_hook=HOOK.POWER_SGD),
     "`comm_hook=BATCHED_POWER_SGD`": with_ddp(comm_hook=HOOK.BATCHED_POWER_SGD),
     "`dynamo_backend`": compiling(),
-    "`dynamo_backend`, regional": compiling(use_regional_compilation=True),
+    "`dynamo_backend` with regional compilation": compiling(use_regional_compilation=True),
     "`DEEPSPEED`": of_type("DEEPSPEED"),
     "FSDP2": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)),
     "FSDP1": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1)),
@@ -433,7 +433,10 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`ParallelismConfig` with tensor, context or sequence parallelism": in_tensor_parallel,
     '`mixed_precision="fp8"`': in_fp8,
 }
-TWO_RANKS_ONLY = {"a model from `fully_shard`", "a model in `DistributedDataParallel`"}
+TWO_RANKS_ONLY = {
+    "a model that you have sharded with `fully_shard`",
+    "a model that you have wrapped in `DistributedDataParallel`",
+}
 
 
 def as_it_is(model: nn.Module) -> nn.Module:
@@ -450,9 +453,11 @@ def sharded(model: nn.Module) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "a model from `torch.compile`": lambda model: cast("nn.Module", torch.compile(model, backend="aot_eager")),
-    "a model from `fully_shard`": sharded,
-    "a model in `DistributedDataParallel`": DistributedDataParallel,
+    "a model that `torch.compile` has returned": lambda model: cast(
+        "nn.Module", torch.compile(model, backend="aot_eager")
+    ),
+    "a model that you have sharded with `fully_shard`": sharded,
+    "a model that you have wrapped in `DistributedDataParallel`": DistributedDataParallel,
 }
 
 
