@@ -15,6 +15,7 @@ LIGHTNING = os.environ.get("PEERS_PYTHON")
 """An interpreter that has Lightning; `python3 noxfile.py -s peers` makes one."""
 
 
+@pytest.mark.timeout(600)  # both scripts; the first import of Lightning compiles it
 @pytest.mark.skipif(LIGHTNING is None, reason="there is no interpreter that has Lightning")
 @pytest.mark.parametrize("port", [port for port in PORTS if port.kind == "lightning"], ids=lambda port: port.name)
 def test_a_script_of_lightning_and_its_port_learn_alike(tmp_path: Path, port: Port) -> None:
