@@ -96,7 +96,7 @@ SCHEDULERS: dict[str, Callable[[SGD], LRScheduler]] = {
     "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=20),
     "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.5, step_size_up=5),
     "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=lambda update: min(1, (update + 1) / 10)),
-    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=5),
+    "CosineAnnealingWarmRestarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5),
     "LinearLR": partial(lr_scheduler.LinearLR, start_factor=0.1, total_iters=10),
     "ConstantLR": partial(lr_scheduler.ConstantLR, factor=0.3, total_iters=9),
     "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
