@@ -114,7 +114,7 @@ class ModelFreezer:
     def get_layers(self) -> list[Layer]:
         """Return the modules that have no modules inside them, from all depths, in order.
 
-        Use it to check what is frozen, layer by layer; ``Layer`` has an example.
+        Use it to check which layers are frozen; ``Layer`` has an example.
         """
         groups = self._groups()
         index_of = {module: groups.as_pair(index) for module, index in groups.index_by_module().items()}
@@ -136,8 +136,8 @@ class ModelFreezer:
 
         Args:
             from_index: The index of a layer group at one end of the range to freeze. The default, 0, is the first.
-            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the last
-                but one.
+            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the
+                group before the last.
             set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that
                 they neither drop out nor, if frozen, update batch norm statistics. ``model.train()`` does not
                 change that; ``unfreeze`` does.

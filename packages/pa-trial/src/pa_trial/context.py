@@ -163,13 +163,28 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def wrap_model(self, model: ModelT) -> ModelT:
         """Register a model, which is moved to the device, trained on all processes, and saved in checkpoints.
 
-        Call it in ``__init__`` of the trial, before the model's optimizer is created.
+        Call it in ``__init__`` of the trial, before the model's optimizer is created. On several processes, all start
+        with the weights of the chief.
 
         Args:
-            model: The model.
+            model: The model, not wrapped for distributed training. Wrapping it again changes nothing.
 
         Returns:
-            The same model.
+            The same model, on ``context.device``.
+
+        Raises:
+            ArgumentTypeError: ``model`` is not a ``torch.nn.Module``.
+            InternalException: ``fit`` is running, or the block of ``init`` has ended.
+            InvalidExperimentException: The model is sharded or, on several processes, has lazy parameters.
+            RanksDifferError: The processes wrap different models.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     model = context.wrap_model(torch.nn.Linear(2, 1))
+            ...     context.models == [model]
+            True
         """
         return self._open.trained.wrap_model(model)
 
@@ -182,6 +197,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> OptimizerT:
         """Register an optimizer, whose state is saved in checkpoints.
 
+        Call it in ``__init__`` of the trial, after ``wrap_model``. ``step_optimizer`` steps it.
+
         Args:
             optimizer: An optimizer of the parameters of wrapped models.
             backward_passes_per_step: No effect, because any number of backward passes in a batch works.
@@ -191,6 +208,20 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Returns:
             The same optimizer.
+
+        Raises:
+            ArgumentTypeError: ``optimizer`` is not a ``torch.optim.Optimizer``.
+            InternalException: ``fit`` is running, or the block of ``init`` has ended.
+            InvalidExperimentException: ``backward_passes_per_step`` is less than 1.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     model = context.wrap_model(torch.nn.Linear(2, 1))
+            ...     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            ...     context.optimizers == [optimizer]
+            True
         """
         wrap = self._open.trained.wrap_optimizer
         return wrap(optimizer, backward_passes_per_step, fp16_compression, average_aggregated_gradients)
@@ -200,24 +231,62 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> SchedulerT:
         """Register a learning rate scheduler, which is stepped by ``step_mode``, and saved in checkpoints.
 
+        Call it in ``__init__`` of the trial, in this order: wrap the model, wrap the optimizer, make the scheduler,
+        wrap the scheduler. Do not call ``step()`` of the scheduler yourself, except with ``MANUAL_STEP``.
+
         Args:
             lr_scheduler: A scheduler of a wrapped optimizer.
-            step_mode: When to step it.
-            frequency: With n, step it every n-th epoch, batch or optimizer step.
+            step_mode: When to step it, a member of ``LRScheduler.StepMode``:
+                ``STEP_EVERY_EPOCH``, after each epoch;
+                ``STEP_EVERY_BATCH``, after each batch of this process, even if gradients are aggregated;
+                ``STEP_EVERY_OPTIMIZER_STEP``, after each step of the optimizer;
+                ``MANUAL_STEP``, never: the trial calls ``lr_scheduler.step()``, for example in ``train_batch``.
+            frequency: With n, step it every n-th epoch, batch or optimizer step. The default is 1.
 
         Returns:
             The same scheduler.
+
+        Raises:
+            ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+            InternalException: ``fit`` is running, or the block of ``init`` has ended.
+            InvalidExperimentException: The optimizer of the scheduler is not wrapped, ``frequency`` is less than 1, or
+                a ``ReduceLROnPlateau``, which needs a metric, has another mode than ``MANUAL_STEP``.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     model = context.wrap_model(torch.nn.Linear(2, 1))
+            ...     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            ...     scheduler = context.wrap_lr_scheduler(
+            ...         torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5),
+            ...         pa_trial.LRScheduler.StepMode.STEP_EVERY_EPOCH,
+            ...         frequency=2,  # halve the rate every second epoch
+            ...     )
         """
         return self._open.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
     def wrap_scaler(self, scaler: ScalerT) -> ScalerT:
         """Register a gradient scaler, whose state is saved with checkpoints. Call this before ``wrap_model``.
 
+        Use it if the trial has its own mixed precision; ``context.experimental.use_amp()`` does everything for you.
+
         Args:
-            scaler: The scaler. The trial scales its losses and updates the scaler itself.
+            scaler: A ``torch.amp.GradScaler``. In ``train_batch``, call ``context.backward(scaler.scale(loss))``,
+                ``context.step_optimizer(optimizer, scaler=scaler)`` and, if that has stepped the optimizer,
+                ``scaler.update()``.
 
         Returns:
             The same scaler; pass it to ``step_optimizer``.
+
+        Raises:
+            InvalidExperimentException: There is a scaler already, or a model is wrapped.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     scaler = context.wrap_scaler(torch.amp.GradScaler("cpu"))
         """
         return self._open.trained.wrap_scaler(scaler)
 
@@ -256,8 +325,17 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             min_loss_scale: See ``opt_level``.
             max_loss_scale: See ``opt_level``.
 
+        Returns:
+            ``models`` and ``optimizers``.
+
         Raises:
             InvalidExperimentException: Apex is enabled. Call ``context.experimental.use_amp()`` instead.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     context.configure_apex_amp("model", "optimizer", enabled=False)
+            ('model', 'optimizer')
         """
         _ = self._open.trained
         if enabled:
@@ -276,13 +354,18 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> None:
         """Compute gradients, and average them over the processes on the last batch of an aggregation group.
 
-        Call it in ``train_batch`` in place of ``loss.backward()``.
+        Call it in ``train_batch`` in place of ``loss.backward()``, and then ``step_optimizer``; the example of
+        ``PyTorchTrial`` does so. All processes have to call it equally often in a batch.
 
         Args:
-            loss: The tensor to differentiate.
+            loss: The tensor to differentiate. Do not divide it by ``aggregation_frequency``: ``step_optimizer``
+                averages the gradients of a group.
             gradient: The gradient of the loss, for a loss that is not a single number.
             retain_graph: Whether to keep the graph for another backward pass.
             create_graph: Whether to build a graph of the gradients, to differentiate them again.
+
+        Raises:
+            InvalidExperimentException: With ``samples_per_update``, ``step_optimizer`` was called before.
         """
         self._open.trained.backward(loss, gradient, retain_graph, create_graph)
 
@@ -295,38 +378,71 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> None:
         """Step an optimizer on the last batch of an aggregation group; do nothing on the others.
 
-        Call it in ``train_batch`` in place of ``optimizer.step()`` and ``optimizer.zero_grad()``.
+        Call it in ``train_batch`` in place of ``optimizer.step()`` and ``optimizer.zero_grad()``, after each batch:
+        an aggregation group has ``aggregation_frequency`` batches.
 
         Args:
             optimizer: A wrapped optimizer.
             clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients.
-            auto_zero_grads: Whether to zero the gradients after the step.
+            auto_zero_grads: Whether to zero the gradients after the step. If False, call ``optimizer.zero_grad()``.
             scaler: The gradient scaler of ``wrap_scaler``, to step through.
+
+        Raises:
+            InternalException: Training has not begun.
+            InvalidExperimentException: ``auto_zero_grads`` is False although gradients are aggregated; or on several
+                processes the optimizer has parameters of no wrapped model.
+
+        Example:
+            >>> import torch
+            >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
+            ...     loss = self.loss_func(self.model(batch[0]), batch[1])
+            ...     self.context.backward(loss)
+            ...     self.context.step_optimizer(
+            ...         self.optimizer, clip_grads=lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)
+            ...     )
+            ...     return {"loss": loss}
         """
         self._open.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def to_device(self, data: _T) -> _T:
         """Move data to the device; batches of the loaders are there already.
 
+        Use it for other data, and in ``evaluate_full_dataset``.
+
         Args:
             data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of these. Anything
                 else is returned unchanged, with a warning for each type.
 
         Returns:
-            The data on the device, in the same structure.
+            The data on the device, in the same structure; NumPy arrays become tensors.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     class_weights = context.to_device(torch.tensor([0.2, 0.8]))
+            ...     class_weights.device == context.device
+            True
         """
         return self._open.mover(data)
 
     def current_train_batch(self) -> int:
-        """Return the index of the current batch, counted from 0 over the whole training.
+        """Return the index of the current batch of this process, counted from 0 over the whole training.
+
+        ``train_batch`` is passed the same number; use this method in helpers and models. In a validation and after
+        training, it is the last trained batch.
 
         Raises:
             InternalException: Training has not begun.
+
+        Example:
+            >>> def warmed_up_weight(context):  # called in train_batch
+            ...     return min(1.0, context.current_train_batch() / 1000)
         """
         return self._parts.progress.current_batch("context.current_train_batch()")
 
     def current_train_epoch(self) -> int:
-        """Return the index of the current epoch.
+        """Return the index of the current epoch, counted from 0; ``train_batch`` is passed the same number.
 
         Raises:
             InternalException: Training has not begun.
@@ -334,7 +450,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.progress.place("context.current_train_epoch()")[0]
 
     def is_epoch_start(self) -> bool:
-        """Return whether the current batch is the first of its epoch.
+        """Return whether the current batch is the first of its epoch; call it in ``train_batch``.
 
         Raises:
             InternalException: Training has not begun.
@@ -342,7 +458,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.progress.place("context.is_epoch_start()")[1] == 0
 
     def is_epoch_end(self) -> bool:
-        """Return whether the current batch is the last of its epoch.
+        """Return whether the current batch is the last of its epoch; call it in ``train_batch``.
+
+        Use it to log once in an epoch.
 
         Raises:
             InternalException: Training has not begun.
@@ -351,22 +469,32 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return progress.place("context.is_epoch_end()")[1] == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch that ``fit`` trains: 0, or the batch after the checkpoint."""
+        """Return the index of the first batch that ``fit`` trains: 0, or the batch after the checkpoint.
+
+        It is known once ``fit`` has loaded the checkpoint, for example in ``on_training_start`` of a callback; 0
+        before.
+        """
         return self._parts.progress.initial_batch
 
     def get_experiment_id(self) -> int:
-        """Return 0, because there is a single experiment without a cluster."""
+        """Return 0, because there is a single experiment without a cluster; for scripts that name files by it."""
         return 0
 
     def get_trial_id(self) -> int:
-        """Return 0, because there is a single trial without a cluster."""
+        """Return 0, because there is a single trial without a cluster; for scripts that name files by it."""
         return 0
 
     def get_trial_seed(self) -> int:
-        """Return the seed that was passed to ``init``.
+        """Return the seed that was passed to ``init``, for generators of the trial; ``init`` has seeded the others.
 
         Raises:
             InternalException: No seed was passed.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init(seed=7) as context:
+            ...     generator = torch.Generator().manual_seed(context.get_trial_seed())
         """
         seed = self._parts.trial_seed
         if seed is None:
@@ -374,13 +502,17 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return seed
 
     def get_stop_requested(self) -> bool:
-        """Return whether this process has requested a stop of the training."""
+        """Return whether this process has requested a stop of the training by ``set_stop_requested(True)``.
+
+        A request of another process is not visible here; all processes stop after the same batch.
+        """
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Request a stop of the training: when the current workload ends, it saves a checkpoint and ``fit`` returns.
 
-        A request on any process stops all of them.
+        Call it in the trial or a callback, for example to stop early by a metric. A request on any process stops all of
+        them.
 
         Args:
             stop_requested: True to request it, False to withdraw the request.
@@ -402,6 +534,13 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Raises:
             ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
                 all trainings share may belong to another training.
+
+        Example:
+            >>> import tempfile
+            >>> import pa_trial
+            >>> with tempfile.TemporaryDirectory() as folder, pa_trial.init(checkpoint_dir=folder) as context:
+            ...     print(context.get_latest_checkpoint())  # then fit(latest_checkpoint=...)
+            None
         """
         run_settings = self._open.run_settings
         if not run_settings.has_own_checkpoint_dir:
@@ -413,15 +552,30 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return find_newest(run_settings.checkpoint_dir)
 
     def get_tensorboard_path(self) -> Path | None:
-        """Return the folder for TensorBoard that was passed to ``init``; None if no folder was passed."""
+        """Return the folder for TensorBoard that was passed to ``init``, as a ``Path``; None if no folder was passed.
+
+        Without a folder, TensorBoard writes to a new folder below ``runs``.
+        """
         return self._parts.run_settings.tensorboard_path
 
     def get_tensorboard_writer(self) -> SummaryWriter:
-        """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training; ``init`` closes it."""
+        """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training; ``init`` closes it.
+
+        Use it for images, histograms and text; metrics are written automatically. Each process has its own writer.
+
+        Raises:
+            UnsupportedConfigurationError: TensorBoard is not installed (``pip install tensorboard``).
+
+        Example:
+            >>> import tempfile
+            >>> import pa_trial
+            >>> with tempfile.TemporaryDirectory() as folder, pa_trial.init(tensorboard_path=folder) as context:
+            ...     context.get_tensorboard_writer().add_text("notes", "the first training", global_step=0)
+        """
         return self._open.tensorboard.writer
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Return whether metrics are written for TensorBoard."""
+        """Return whether metrics are written for TensorBoard; ``init(enable_tensorboard_logging=...)`` sets it."""
         return self._parts.logs_to_tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
@@ -438,17 +592,27 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
     @property
     def profiler(self) -> profile | None:
-        """The profiler of ``set_profiler``; None if it was not called."""
+        """The ``torch.profiler.profile`` that ``set_profiler`` made; None if it was not called."""
         return self._parts.profiler
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the training with ``torch.profiler``; traces are written to the TensorBoard folder.
 
-        The profiler steps after each batch. Without a schedule it records the whole training.
+        Call it in ``__init__`` of the trial, or before ``fit``. The profiler steps after each batch. Without a schedule
+        it records the whole training, which needs much memory.
 
         Args:
             args: Positional arguments of ``torch.profiler.profile``.
             kwargs: Keyword arguments of ``torch.profiler.profile``.
+
+        Example:
+            >>> import torch
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     context.set_profiler(
+            ...         activities=[torch.profiler.ProfilerActivity.CPU],
+            ...         schedule=torch.profiler.schedule(wait=5, warmup=2, active=3),
+            ...     )
         """
         folder = self._open.tensorboard.path or "runs"  # the default of TensorBoard's writer
         kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(folder)))

@@ -40,11 +40,14 @@ class PyTorchExperimentalContext(WrapsReducers):
         self.checks_reproducibility: bool = True
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader puts them; move them yourself with ``context.to_device``."""
+        """Leave batches where the loader puts them; move them yourself with ``context.to_device``.
+
+        Call it in ``__init__`` of the trial, for example to move only a part of each batch.
+        """
         self.moves_batches = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders of torch, for example of an ``IterableDataset``.
+        """Allow loaders of torch, for example of an ``IterableDataset``; call it in ``__init__`` of the trial.
 
         They are not sharded over processes, and a resumed training does not skip samples that it has seen.
         """
@@ -53,7 +56,17 @@ class PyTorchExperimentalContext(WrapsReducers):
     def use_amp(self) -> None:
         """Compute forward passes in mixed precision, and scale losses and gradients if that is needed.
 
-        Call it before models are wrapped, and without ``wrap_scaler``.
+        Call it in ``__init__`` of the trial, before models are wrapped, and without ``wrap_scaler``. It uses float16 on
+        a CUDA device; on others it has no effect, with a warning.
+
+        Raises:
+            InvalidExperimentException: A model is wrapped already, or there is a scaler.
+
+        Example:
+            >>> import torch
+            >>> def __init__(self, context):  # of a trial
+            ...     context.experimental.use_amp()
+            ...     self.model = context.wrap_model(torch.nn.Linear(2, 1))
         """
         self._parent._use_amp()  # pyright: ignore[reportPrivateUsage]  # for the user, both are the same object
 

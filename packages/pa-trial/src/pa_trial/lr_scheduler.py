@@ -15,12 +15,12 @@ from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 class LRScheduler:
     """A scheduler of learning rates with the period of its steps.
 
-    ``context.wrap_lr_scheduler`` makes it and keeps it in ``context.lr_schedulers``. Trials keep using the
-    scheduler that they passed.
+    ``context.wrap_lr_scheduler`` makes it and keeps it in ``context.lr_schedulers``. Trials need only its
+    ``StepMode``, and keep using the scheduler that they passed.
 
     Args:
         scheduler: A scheduler of torch, or an object with the same methods.
-        step_mode: When it steps.
+        step_mode: When it steps, a member of ``LRScheduler.StepMode``.
         frequency: With n, it steps after every n-th epoch, batch or optimizer step.
 
     Attributes:
@@ -67,7 +67,7 @@ class LRScheduler:
         self.frequency = frequency
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler.
+        """Step the scheduler, as torch's ``step`` does; the training calls it by ``step_mode``.
 
         Args:
             args: The arguments of its ``step``, such as the metric of a ``ReduceLROnPlateau``.
@@ -93,6 +93,8 @@ class LRScheduler:
 
     def steps_due(self, batch_idx: int, aggregation_frequency: int, epoch_length: int) -> int:
         """Return the number of steps of the scheduler after a batch; 0 after batches at which optimizers do not step.
+
+        The training calls it after each batch, and ``step`` as often; call it to look at a schedule.
 
         Args:
             batch_idx: The index of the batch, counted from 0 over the whole training.

@@ -43,10 +43,10 @@ class CallableReducer(MetricReducer):
         self._values: list[Any] = []
 
     def update(self, value: Any) -> None:
-        """Add a value.
+        """Add a value; call it in ``train_batch`` or ``evaluate_batch``, once a batch.
 
         Args:
-            value: Anything that can be pickled.
+            value: Anything that can be pickled. A tensor is kept where it is until the workload ends.
         """
         self._values.append(hold(value))
 
@@ -174,7 +174,8 @@ class WrapsReducers(ABC):
     ) -> MetricReducer:
         """Register a metric reducer, whose values are added to the metrics at the end of a workload.
 
-        Use it for a metric that is more than the mean of its batches, such as an F1 score.
+        Call it in ``__init__`` of the trial, for a metric that is more than the mean of its batches, such as an F1
+        score. Then call ``update`` of the returned reducer in ``train_batch`` or ``evaluate_batch``.
 
         Args:
             reducer: The reducer, or a function of the list of all values that were collected.
@@ -183,7 +184,16 @@ class WrapsReducers(ABC):
             for_validation: Whether it takes part in validations.
 
         Returns:
-            The same reducer; for a function, a reducer with the method ``update(value)``.
+            The same reducer; for a function, a ``CallableReducer`` with the method ``update(value)``.
+
+        Raises:
+            UsageError: ``reducer`` is a class or not callable, is wrapped already, or the name is not a string.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     worst = context.wrap_reducer(max, name="worst_loss", for_training=False)
+            ...     worst.update(0.5)  # in evaluate_batch
         """
         return cast("MetricReducer", self._reducers().wrap(reducer, name, for_training, for_validation))
 

@@ -10,7 +10,9 @@ from typing import Any
 class Reducer(Enum):
     """How a metric of ``evaluate_batch`` is reduced over all batches and elements; ``evaluation_reducer`` returns it.
 
-    ``AVG`` is the mean over the batches, in which a short last batch counts as much as any other.
+    ``AVG`` is the mean over the batches, in which a short last batch counts as much as any other, unless
+    ``fit(weigh_by_records=True)``. ``SUM``, ``MAX`` and ``MIN`` are over all batches of all processes. For other
+    reductions, derive from ``MetricReducer``.
 
     Example:
         >>> def evaluation_reducer() -> dict[str, Reducer]:
@@ -52,7 +54,7 @@ class MetricReducer(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget all values; called before each training workload and each validation."""
+        """Forget all values; ``fit`` calls it before each training workload and each validation."""
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
@@ -64,4 +66,7 @@ class MetricReducer(ABC):
 
         Args:
             per_slot_metrics: The return values of ``per_slot_reduce`` on all processes, in the order of the ranks.
+
+        Returns:
+            A number, an array of numbers, or a dictionary of them; the same on all processes.
         """

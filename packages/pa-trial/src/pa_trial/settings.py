@@ -121,23 +121,23 @@ class TellsSettings:
     _run_settings: RunSettings
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters.
+        """Return all hyperparameters: the dictionary that was passed as ``init(hparams=...)``.
 
         Raises:
-            ConfigurationError: There are none.
+            ConfigurationError: No hyperparameters were passed.
         """
         if self._settings.hparams is None:
             raise ConfigurationError("There are no hyperparameters.", do="Pass them: init(hparams={...}).")
         return self._settings.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the value of a hyperparameter.
+        """Return the value of a hyperparameter, as it was passed in ``init(hparams=...)``.
 
         Args:
-            name: Its name.
+            name: Its name. For ``"global_batch_size"``, a logged warning names the methods to call instead.
 
         Raises:
-            ConfigurationError: No hyperparameter has this name.
+            ConfigurationError: No hyperparameter has this name, or none were passed.
         """
         hparams = self.get_hparams()
         if name not in hparams:
@@ -153,10 +153,19 @@ class TellsSettings:
         return hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration.
+        """Return the experiment configuration: the dictionary that was passed as ``init(exp_conf=...)``.
+
+        For Determined, it is the content of the YAML file of an experiment. Here it is any dictionary; ``init`` names
+        the entries that have an effect.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: No configuration was passed.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(exp_conf={"name": "digits", "data": {"folder": "/data"}}) as context:
+            ...     context.get_experiment_config()["name"], context.get_data_config()
+            ('digits', {'folder': '/data'})
         """
         if self._settings.exp_conf is None:
             raise ConfigurationError("There is no experiment configuration.", do="Pass it: init(exp_conf={...}).")
@@ -166,7 +175,7 @@ class TellsSettings:
         """Return the entry "data" of the experiment configuration; an empty dictionary if it has no such entry.
 
         Raises:
-            ConfigurationError: There is no experiment configuration.
+            ConfigurationError: ``init`` was called without ``exp_conf``.
         """
         data = self.get_experiment_config().get("data")
         return {} if data is None else cast("dict[str, Any]", data)
@@ -174,10 +183,17 @@ class TellsSettings:
     def get_per_slot_batch_size(self) -> int:
         """Return the number of samples in a batch of each process; pass it to the data loaders.
 
-        It is ``per_device_batch_size`` of ``init``, or else ``global_batch_size`` divided by the number of processes.
+        It is ``per_device_batch_size`` of ``init``, or else the hyperparameter ``global_batch_size`` divided by the
+        number of processes, rounded down.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(hparams={"global_batch_size": 32}) as context:
+            ...     context.get_per_slot_batch_size(), context.get_global_batch_size()  # on 4 processes (8, 32)
+            (32, 32)
         """
         if (size := self._run_settings.per_device_batch_size or self._settings.per_slot_batch_size) is None:
             raise ConfigurationError(
@@ -187,6 +203,8 @@ class TellsSettings:
 
     def get_global_batch_size(self) -> int:
         """Return the number of samples in a batch of all processes; with ``samples_per_update``, in an update.
+
+        Use it to scale a learning rate, and ``get_per_slot_batch_size`` for data loaders.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``.

@@ -68,22 +68,32 @@ class PyTorchTrial(ABC, Generic[BatchT]):
             batch_idx: The index of the batch, counted from 0 over the whole training.
 
         Returns:
-            Metrics by name, or a single tensor, which is the metric "loss".
+            Metrics by name, or a single tensor, which is the metric "loss". Each metric is a number, or a tensor or
+            array of numbers, with the same names in each batch; ``fit`` reports their means.
         """
 
     @abstractmethod
     def build_training_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to train on.
+        """Return the loader to train on; ``fit`` calls it once on each process.
 
-        A loader of torch is only accepted after ``context.experimental.disable_dataset_reproducibility_checks()``.
+        Pass ``context.get_per_slot_batch_size()`` as its batch size; the loader is sharded over the processes. A loader
+        of torch is only accepted after ``context.experimental.disable_dataset_reproducibility_checks()``.
         """
 
     @abstractmethod
     def build_validation_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to validate on."""
+        """Return the loader to validate on; ``fit`` calls it once on each process, and shards it."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Return the callbacks of the training, by the names under which their state is saved."""
+        """Return the callbacks of the training, by the names under which their state is saved; by default none.
+
+        ``fit`` calls it once. Events are called in the order of the dictionary.
+
+        Example:
+            >>> import pa_trial
+            >>> def build_callbacks(self):  # a method of a trial
+            ...     return {"printing": pa_trial.PyTorchCallback()}
+        """
         return {}
 
     def evaluate_batch(self, batch: BatchT, batch_idx: int) -> Metrics:
@@ -99,7 +109,10 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         raise NotImplementedError
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """Return how the metrics of ``evaluate_batch`` are reduced: all of them, or each by its name."""
+        """Return how the metrics of ``evaluate_batch`` are reduced: all of them, or each by its name.
+
+        Override it for metrics that are not means; ``Reducer`` has an example. The default is ``Reducer.AVG``.
+        """
         return Reducer.AVG
 
     def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Metrics:

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
-"""The usual kinds of batches."""
+"""The usual kinds of batches that a data loader yields, for annotations of ``train_batch``."""
 
 Array: TypeAlias = NDArray[Any]
 
@@ -20,10 +20,10 @@ BatchT = TypeVar("BatchT", default=Any)
 """The type of the batches of a trial, as its data loaders yield them."""
 
 Metrics: TypeAlias = dict[str, Any]
-"""Metrics by name."""
+"""Metrics by name, such as ``{"loss": 0.5}``: numbers, or tensors and arrays of numbers. A plain ``dict``."""
 
 TrainingMetrics: TypeAlias = Tensor | Metrics
-"""The return value of ``train_batch``: metrics by name, or the loss alone."""
+"""The return value of ``train_batch``: metrics by name, or the loss alone as a tensor, which is named "loss"."""
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
