@@ -21,7 +21,7 @@ LIMITS = {
     "code lines of all packages": 39_700,
     "code lines of tests": 61_400,
     "code lines of a module of pa-core": 555,
-    "lines of trainer.py": 800,
+    "lines of trainer.py": 900,
     "words of architecture.md": 2_500,
     "modules of ours that an import loads": 189,
     "other modules that an import loads": 2,  # secrets and hmac

@@ -444,44 +444,83 @@ class Trainer(
     # The hooks of a run; a callback's event of the same name follows each of them
 
     def training_run_start(self) -> None:
-        """Called when a training run starts."""
+        """Hook that is called once when a training run starts, before ``on_training_run_start``.
+
+        Model, loaders, optimizer and scheduler are ready, and a resumed run has loaded its weights. The default does
+        nothing, so an override need not call ``super()``. It is called on every process. With
+        ``per_device_batch_size="fit"`` it is also called before trial updates.
+        """
 
     def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model and the trained added modules into training mode.
+        """Hook that is called when a training epoch starts, before ``on_train_epoch_start``.
 
-        It calls ``model.train()``. Parts that the script put into evaluation mode, for example batch norm layers of a
-        pretrained model, stay there.
+        The default calls ``model.train()`` and puts the trained added modules into training mode, so an override has to
+        call ``super()``. Parts that the script put into evaluation mode, for example batch norm layers of a pretrained
+        model, stay there.
         """
         put_into_training(self.model)
         self._setup.added.train(self.optimizer)
 
     def train_epoch_end(self) -> None:
-        """Called when a training epoch has ended, before its loss is recorded."""
+        """Hook that is called after the last update of a training epoch, before its loss is recorded.
+
+        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_train_epoch_end``
+        follows, and callbacks see them there. The default does nothing, so an override need not call ``super()``. It is
+        called on every process.
+        """
 
     def eval_epoch_start(self) -> None:
-        """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
+        """Hook that is called when the evaluation of a set starts, before ``on_eval_epoch_start``.
+
+        The default calls ``model.eval()`` and puts all added modules into evaluation mode, so an override has to call
+        ``super()``. It is called in ``train()``, ``evaluate()`` and ``run_evaluation_epoch()``.
+        """
         self.model.eval()
         self._setup.added.eval()
 
     def eval_epoch_end(self) -> None:
-        """Called when an evaluation epoch has ended, before its loss is recorded."""
+        """Hook that is called after the last batch of an evaluation of a set, before its loss is recorded.
+
+        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_eval_epoch_end``
+        follows, and callbacks see them there. ``self.eval_name`` is the name of the set. The default does nothing, so
+        an override need not call ``super()``. It is called on every process, without gradients.
+        """
 
     def training_run_epoch_end(self) -> None:
-        """Called after the training epoch and the evaluation epoch that follows it."""
+        """Hook that is called at the end of each epoch, after its training and its evaluation, if any.
+
+        Schedulers that step after each epoch have been stepped, ``num_epochs_completed`` includes the epoch, and
+        ``on_training_run_epoch_end`` follows. Raise ``StopTrainingError`` to end the run here. The default does
+        nothing, so an override need not call ``super()``. It is called on every process.
+        """
 
     def training_run_end(self) -> None:
-        """Called when a training run has ended, early or not."""
+        """Hook that is called when a training run has ended, before ``on_training_run_end``.
+
+        It is called after the last epoch and after a ``StopTrainingError``, but not if another exception ended the run.
+        The default does nothing, so an override need not call ``super()``. It is called on every process.
+        """
 
     def evaluation_run_start(self) -> None:
-        """Called when ``evaluate()`` starts."""
+        """Hook that is called once when ``evaluate()`` starts, before ``on_evaluation_run_start``.
+
+        Model and loaders are ready. ``eval_epoch_start`` follows for each set. The default does nothing, so an override
+        need not call ``super()``.
+        """
 
     def evaluation_run_end(self) -> None:
-        """Called when ``evaluate()`` has ended."""
+        """Hook that is called once when ``evaluate()`` has ended, before ``on_evaluation_run_end``.
+
+        All metrics are recorded. The default does nothing, so an override need not call ``super()``.
+        """
 
     # The steps and the parts of an update
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the training loss of a batch; override it for a custom loss or several outputs.
+
+        The trainer calls it for each training batch, and then runs the backward pass, so an override must not call
+        ``backward``. Call ``self.model`` in it; ``super()`` need not be called.
 
         Args:
             batch: A batch of the training loader, on the device; by default inputs and targets at the indices 0 and 1.
@@ -489,12 +528,28 @@ class Trainer(
                 the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
 
         Returns:
-            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys. The loss is a tensor
-            with one element, the mean over the samples of the batch.
+            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys, for callbacks. The
+            loss is a tensor with one element, the mean over the ``batch_size`` samples of this process. If it is a mean
+            over other items, for example tokens, their number is ``num_items_in_batch``.
 
         Raises:
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
             BatchMismatchError: The batch, the model and the loss function do not fit together.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> class SmallOutputs(Trainer):
+            ...     def calculate_train_batch_loss(self, batch):
+            ...         inputs, targets = batch
+            ...         outputs = self.model(inputs)
+            ...         loss = self.loss_func(outputs, targets) + 0.01 * outputs.square().mean()
+            ...         return {"loss": loss, "model_outputs": outputs, "batch_size": len(inputs)}
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = SmallOutputs(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.train(make_regression(), num_epochs=1)
         """
         output = default_step.calculate_batch_loss(
             self.model, self.loss_func, batch, "calculate_train_batch_loss", self._session.checked_steps
@@ -502,7 +557,10 @@ class Trainer(
         return cast("OutputT_co", output)
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
-        """Calculate the evaluation loss of a batch; no gradients are recorded.
+        """Calculate the evaluation loss of a batch; override it for a custom loss, or to log metrics of the batch.
+
+        The trainer calls it for each evaluation batch, in evaluation mode and without gradients. ``self.log(name,
+        value)`` in it records the mean of a metric over all samples of the evaluation.
 
         Args:
             batch: A batch of the evaluation loader, on the device.
@@ -513,6 +571,19 @@ class Trainer(
         Raises:
             ConfigurationError: The batch has no inputs and targets, or there is no loss.
             BatchMismatchError: The batch, the model and the loss function do not fit together.
+
+        Example:
+            >>> import torch
+            >>> from torch.utils.data import TensorDataset
+            >>> from pa_core import Trainer
+            >>> class WithError(Trainer):
+            ...     def calculate_eval_batch_loss(self, batch):
+            ...         output = super().calculate_eval_batch_loss(batch)
+            ...         self.log("error", (output["model_outputs"] - batch[1]).abs().mean())
+            ...         return output
+            >>> trainer = WithError(torch.nn.Identity(), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.evaluate(TensorDataset(torch.zeros(8, 1), torch.full((8, 1), 0.5)))
+            {'evaluation_error': 0.5, 'evaluation_loss': 0.25}
         """
         output = default_step.calculate_batch_loss(
             self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._session.checked_steps
@@ -522,8 +593,12 @@ class Trainer(
     def backward_step(self, loss: Tensor) -> None:
         """Compute the gradients of a batch; override it to call ``backward`` with other arguments.
 
+        The trainer calls it for each training batch, after ``on_train_step_end``. An override has to call ``super()``
+        or the ``backward`` method of the loss; in fp16 only ``super()`` scales the loss. With an override, gradients
+        are sent to other processes after the backward pass instead of during it.
+
         Args:
-            loss: The loss of the batch, scaled to its share of the optimizer update.
+            loss: The loss of the batch, a tensor with one element, scaled to its share of the optimizer update.
         """
         # not the backward() of accelerate, which would divide the loss by its own accumulation steps
         scaler = self._setup.accelerator.scaler
@@ -536,16 +611,30 @@ class Trainer(
             self._session.clip(self._session.parts[_OPTIMIZER].parameters)
 
     def optimizer_step(self) -> None:
-        """Update the parameters from their gradients; not called if gradients overflowed in fp16."""
+        """Update the parameters from their gradients; override it to step the optimizer with other arguments.
+
+        The trainer calls it once in each update, after the gradients are averaged over the processes and clipped, on
+        every process. It is not called if gradients overflowed in fp16. An override has to call ``super()`` or
+        ``self.optimizer.step(...)``.
+        """
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler after each update, or after each epoch with ``step_scheduler="epoch"``."""
+        """Step the scheduler after each update, or after each epoch with ``step_scheduler="epoch"``.
+
+        The trainer calls it if there is a scheduler, except after updates whose gradients overflowed in fp16. Override
+        it if the scheduler's ``step`` needs other arguments, and step ``self.scheduler`` in it; ``super()`` need not be
+        called.
+        """
         if self.scheduler is not None:
             self._session.arguments.stepping.step(self.scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
-        """Clear the gradients of all parameters of the optimizer."""
+        """Clear the gradients of all parameters of the optimizer, after each update.
+
+        It is called even after an update that was skipped in fp16. Override it to keep gradients, or to clear gradients
+        of further parameters; an override usually calls ``super()``.
+        """
         self.optimizer.zero_grad()
 
     # The loop

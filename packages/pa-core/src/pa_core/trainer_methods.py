@@ -75,14 +75,25 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     ) -> SizedIterable[BatchT]:
         """Create the loader of the training epochs; override it to use a custom loader.
 
+        The trainer calls it once in each ``train()``, on every process, unless a ``DataLoader`` was passed.
+        ``self.train_dataset`` is the dataset. Return the same loader on every process: the trainer splits its samples.
+
         Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides it.
+            batch_size: The number of samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides
+                it.
             train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override
                 ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
 
         Returns:
             A ``KeyedDataLoader``, or a plain ``DataLoader`` if the order is not the trainer's: with a sampler, or for
             an ``IterableDataset``. An override may return any iterable with a length.
+
+        Example:
+            >>> from torch.utils.data import DataLoader
+            >>> from pa_core import Trainer
+            >>> class CustomLoader(Trainer):
+            ...     def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+            ...         return DataLoader(self.train_dataset, batch_size, shuffle=True)
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
         return self._session.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
@@ -90,18 +101,28 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
 
+        ``create_train_dataloader`` calls it. Override it to change a default for all runs, and update the result of
+        ``super()``.
+
         Args:
-            batch_size: Samples in a batch of one process.
+            batch_size: The number of samples in a batch of one process.
+
+        Returns:
+            A new dictionary of arguments of ``torch.utils.data.DataLoader``.
         """
         return {"shuffle": True, **self._setup.loaders.default_kwargs(self.train_dataset, batch_size)}
 
     def create_eval_dataloader(
         self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
     ) -> SizedIterable[BatchT]:
-        """Create the loader of the evaluation epochs.
+        """Create the loader of an evaluation set; override it to use a custom loader.
+
+        The trainer calls it once for each evaluation set of a run, on every process, unless a ``DataLoader`` was
+        passed. ``self.eval_dataset`` is the dataset, and ``self.eval_name`` the name of the set.
 
         Args:
-            batch_size: Samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` overrides it.
+            batch_size: The number of samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` overrides
+                it.
             eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override ``get_default_eval_dl_kwargs``.
 
         Returns:
@@ -113,8 +134,14 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
 
+        ``create_eval_dataloader`` calls it. Override it to change a default for all runs, and update the result of
+        ``super()``.
+
         Args:
-            batch_size: Samples in a batch of one process.
+            batch_size: The number of samples in a batch of one process.
+
+        Returns:
+            A new dictionary of arguments of ``torch.utils.data.DataLoader``.
         """
         dataset = cast("Dataset[Any]", self.eval_dataset)
         return {"shuffle": False, **self._setup.loaders.default_kwargs(dataset, batch_size)}
@@ -123,13 +150,21 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
 
         The trainer calls this if ``train()`` is passed a factory. It also calls an override that needs no factory,
-        unless a scheduler was assigned to ``trainer.scheduler``.
+        unless a scheduler was assigned to ``trainer.scheduler``. In an override, ``self.optimizer`` and
+        ``self.run_config``, which has the number of updates, are ready; ``super()`` need not be called.
 
         Returns:
             The scheduler, or None if no factory was given.
 
         Raises:
             TypeError: ``create_scheduler_fn`` is not a factory, but a scheduler, for example; or it returned None.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> class Decaying(Trainer):
+            ...     def create_scheduler(self):
+            ...         return torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=100)
         """
         factory = self.create_scheduler_fn
         if factory is None:
@@ -139,18 +174,30 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
 
-        Override it to compute predictions from the outputs, for example the class with the highest score. Annotate its
-        return type, which is then the type that ``predict()`` yields. It cannot communicate with other processes.
+        ``predict()`` calls it for each batch. Override it to compute predictions from the outputs, for example the
+        class with the highest score; ``super()`` returns the outputs. Annotate its return type, which is then the type
+        that ``predict()`` yields. It cannot communicate with other processes.
 
         Args:
             batch: A batch of the loader, on the device. By default the model is called with the items of a mapping,
                 with the first item of a list or a tuple, or with the batch itself if it is anything else.
 
         Returns:
-            The outputs of the model; if they are a mapping, without its ``"loss"``.
+            The outputs of the model; if they are a mapping, without its ``"loss"``. To be written to a file, each
+            tensor has a row for each sample of the batch.
 
         Raises:
             BatchMismatchError: The batch and the model do not fit together.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> class Classifier(Trainer):
+            ...     def predict_batch(self, batch: torch.Tensor) -> torch.Tensor:
+            ...         return super().predict_batch(batch).argmax(1)
+            >>> trainer = Classifier(torch.nn.Identity(), None, None, callbacks=[])
+            >>> list(trainer.predict(torch.eye(3), per_device_batch_size=2))
+            [tensor([0, 1]), tensor([2])]
         """
         return default_step.predict_batch(self.model, batch)
 

@@ -216,9 +216,13 @@ class AnyTrainer(ABC):
     def create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` of the trainer, which places and compiles models.
 
-        Override this to shard a model, for example, or to pass other arguments. Precision and device are the arguments
-        of the trainer, or the launcher's settings. An Accelerator that you create here follows the trainer's
-        ``mixed_precision`` and ``cpu`` unless you pass other values.
+        It is called once, when the trainer is constructed. Override this to shard a model, for example, or to pass
+        other arguments; ``super()`` need not be called. Precision and device are the arguments of the trainer, or the
+        launcher's settings. An Accelerator that you create here follows the trainer's ``mixed_precision`` and ``cpu``
+        unless you pass other values.
+
+        Returns:
+            The Accelerator, which the trainer keeps for all of its runs.
 
         Example:
             >>> from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -237,7 +241,11 @@ class AnyTrainer(ABC):
         """Create the exchange of gradients between processes; override this for another communication library.
 
         It is called once, when the trainer is constructed. The default averages gradients over the processes, or adds
-        them up in a fixed tree if the trainer is ``reproducible``.
+        them up in a fixed tree if the trainer is ``reproducible``. See ``Exchange`` for an exchange of several
+        processes.
+
+        Returns:
+            An instance of a class that derives from ``pa_core.engine.exchange.Alone``.
 
         Example:
             >>> from pa_core import Trainer
@@ -283,19 +291,26 @@ class AnyTrainer(ABC):
 
     @property
     def num_updates_completed(self) -> int:
-        """Optimizer updates of the current or last run so far."""
+        """The number of optimizer updates of the current or last run so far; 0 before the first run.
+
+        A resumed run counts the updates before the interruption too.
+        """
         return self._session.progress.updates
 
     @property
     def num_epochs_completed(self) -> int:
-        """Epochs of the current or last run that have been trained and evaluated."""
+        """The number of epochs of the current or last run that have been trained and evaluated; 0 before the first run.
+
+        In ``on_training_run_epoch_end`` it includes the epoch that ends.
+        """
         return self._session.progress.epochs
 
     @property
     def was_complete(self) -> bool:
         """Whether the run resumes a complete run, so that nothing is left to train.
 
-        Only its first and its last event are called.
+        Only the first and the last event of the training are called then: ``on_training_run_start`` and
+        ``on_training_run_end``. Check it in callbacks that expect an epoch between them.
         """
         return self._session.resumption.was_complete
 
@@ -317,29 +332,54 @@ class AnyTrainer(ABC):
 
     @property
     def eval_sets(self) -> Mapping[str, EvaluationSet]:
-        """The evaluation sets of the current or last run by name; empty if ``eval_dataset`` is a single dataset."""
+        """The evaluation sets of the current or last run by name; empty if ``eval_dataset`` is a single dataset.
+
+        Each value is an ``EvaluationSet``, even if a dataset or a loader was passed. The mapping is read-only.
+        """
         return MappingProxyType(self._session.eval_sets.given)
 
     @property
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
-        """The loaders of the evaluation sets by name; empty for a single dataset."""
+        """The loaders of the evaluation sets by name; empty for a single dataset, whose loader is ``eval_dataloader``.
+
+        Replace loaders with ``change_eval_dataloaders``.
+        """
         return self._session.eval_sets.loaders(self) if self.eval_sets else {}
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Replace the loader of each evaluation set, or the only evaluation loader, from now on.
 
-        Call it between evaluations, for example in ``on_prepare_start``.
+        Call it between evaluations, for example in ``on_prepare_start``, on every process. It has no effect in a run
+        without evaluation.
 
         Args:
             change: A function that is called with a loader and returns its replacement.
+
+        Example:
+            >>> from pa_core import AnyTrainer, LimitBatchesCallback, TrainerCallback
+            >>> class EvaluateTwoBatches(TrainerCallback):
+            ...     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.change_eval_dataloaders(LimitBatchesCallback(2).limited)
         """
         self._session.eval_sets.change_loaders(self, change)
 
     def eval_set_of_metric(self, metric_name: str) -> str | None:
         """Return the name of the evaluation set that a metric belongs to; None if it belongs to no set.
 
+        Use it in callbacks that watch a metric. The set follows from the name alone: the metric need not be recorded
+        yet.
+
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> trainer = Trainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> _ = trainer.evaluate({"val": make_regression(8), "test": make_regression(8)})
+            >>> trainer.eval_set_of_metric("eval_val_loss_epoch"), trainer.eval_set_of_metric("train_loss_epoch")
+            ('val', None)
         """
         return self._session.eval_sets.set_of_metric(metric_name)
 
@@ -347,10 +387,18 @@ class AnyTrainer(ABC):
         """Return whether a metric can get a new value in the current epoch.
 
         It cannot if it belongs to an evaluation set that is not evaluated in this epoch: callbacks that judge by the
-        metric, for example ``SaveBestModelCallback``, then skip the epoch.
+        metric, for example ``SaveBestModelCallback``, then skip the epoch. For a metric that belongs to no set, the
+        result is True.
 
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintScore(TrainerCallback):
+            ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         if trainer.is_evaluated_in_epoch("eval_test_loss_epoch"):
+            ...             trainer.print(trainer.run_history.get_latest_metric("eval_test_loss_epoch"))
         """
         name = self.eval_set_of_metric(metric_name)
         return name is None or name in self._eval_names_of_epoch()
@@ -373,22 +421,22 @@ class AnyTrainer(ABC):
 
     @property
     def process_index(self) -> int:
-        """The rank of this process, from 0."""
+        """The rank of this process among all processes of the run, from 0 to ``num_processes - 1``."""
         return self._setup.accelerator.process_index
 
     @property
     def local_process_index(self) -> int:
-        """The rank of this process among the processes of its machine, from 0."""
+        """The rank of this process among the processes of its machine, from 0; usually the number of its GPU."""
         return self._setup.accelerator.local_process_index
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the process of rank zero."""
+        """Whether this is the process of rank zero; True on one process."""
         return self._setup.accelerator.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process on its machine."""
+        """Whether this is the first process on its machine, which downloads or prints; True on one process."""
         return self._setup.accelerator.is_local_main_process
 
     def wait_for_everyone(self) -> None:
@@ -422,21 +470,45 @@ class AnyTrainer(ABC):
         return processes.run_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Run a function on the first process of each machine only; see ``on_main_process``.
+        """Run a function on the first process of each machine only; the others return None at once.
+
+        Like ``on_main_process``, it does not wait. Use it for files on the local disk of each machine.
 
         Args:
             function: The function to decorate.
+
+        Returns:
+            A function with the same arguments, whose result is None on the other processes.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.on_local_main_process(len)("four")
+            4
         """
         return processes.run_if(self.is_local_main_process, function)
 
     def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-        """Run a function on one process only, or on a single process; see ``on_main_process``.
+        """Run a function on one process only; the others return None at once.
+
+        A run on a single process calls the function no matter which rank is given, so that the same script works there.
 
         Args:
             process_index: The rank of the process, for example ``trainer.num_processes - 1`` for the last process.
 
+        Returns:
+            A decorator, used like ``on_main_process``.
+
         Raises:
             ConfigurationError: There are several processes, and none has this rank.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.on_process(process_index=trainer.num_processes - 1)(len)("four")
+            4
         """
         if self.num_processes > 1 and process_index not in range(self.num_processes):
             raise ConfigurationError(
@@ -447,6 +519,11 @@ class AnyTrainer(ABC):
 
     def main_process_first(self) -> processes.BlockOrDecorator:
         """Let the process of rank zero run a block before all others; every process must enter it.
+
+        Use it for data that one process prepares on a shared disk. The others wait until rank zero has left the block.
+
+        Returns:
+            A context manager, which can also decorate a function.
 
         Example:
             >>> import torch
@@ -459,7 +536,22 @@ class AnyTrainer(ABC):
         return rank_zero_first()
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the first process of each machine run a block before the others, like ``local_process_zero_first``."""
+        """Let the first process of each machine run a block before the others; every process must enter it.
+
+        Use it for data that is prepared on the local disk of each machine. ``pa_core.local_process_zero_first`` does
+        the same without a trainer.
+
+        Returns:
+            A context manager, which can also decorate a function.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with trainer.local_main_process_first():
+            ...     print("unpacked once on each machine, then read by all")
+            unpacked once on each machine, then read by all
+        """
         return rank_zero_first(local=True)
 
     @property
@@ -475,7 +567,10 @@ class AnyTrainer(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device that this process computes on."""
+        """The device that this process computes on, for example ``torch.device("cuda", 0)``.
+
+        Batches arrive there. Create tensors of a step with ``device=trainer.device``.
+        """
         return self._setup.device
 
     @property
@@ -571,6 +666,9 @@ class AnyTrainer(ABC):
 
         Args:
             keep_torch_compile: False returns the original of a compiled model.
+
+        Returns:
+            The module that you passed to the trainer; within a run, its compiled version if accelerate compiles it.
         """
         return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
 
@@ -583,10 +681,10 @@ class AnyTrainer(ABC):
     ) -> None:
         """Train another module together with the model, with the loss that ``calculate_train_batch_loss`` returns.
 
-        A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
-        clipped, cleared and on several processes averaged, together with the gradients of the model. It is part of
-        training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
-        needs a ``Run``.
+        Call it after the construction of the trainer and before ``train()``. A run places the module on the device and
+        in the precision of the model. Its optimizer is stepped, and its gradients are clipped, cleared and on several
+        processes averaged, together with the gradients of the model. It is part of training states and checkpoints by
+        its name. A module with a separate loss and separate updates, as in a GAN, needs a ``Run``.
 
         A module without an optimizer, for example a teacher or the average of a model, is placed on the device and put
         into evaluation mode. Changes of it in steps are part of training states too, but not of checkpoints.
@@ -603,34 +701,69 @@ class AnyTrainer(ABC):
             ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
                 another module; no optimizer has the parameters of a module in training mode; or a run is in progress.
             ArgumentTypeError: An argument has the wrong type.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.add_module("teacher", teacher.eval())
+            >>> trainer.modules["teacher"] is teacher, [*trainer.named_models()]
+            (True, ['model'])
         """
         added = AddedModule(module, optimizer, create_scheduler_fn)
         self._setup.added.add(name, added, self.get_model(), self.optimizer)
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """The modules of ``add_module`` by name, which steps call in addition to ``trainer.model``."""
+        """The modules of ``add_module`` by name, as steps call them in addition to ``trainer.model``.
+
+        Within a run they are on the device, and compiled if accelerate compiles them. Call them in
+        ``calculate_train_batch_loss``; ``add_module`` has an example.
+        """
         return self._setup.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
         """Return the trained modules of the run, without wrappers, by name: "model", and the added modules.
 
-        Use it in callbacks that change or save weights. Modules without an optimizer, for example a teacher, are in
-        ``untrained_modules()``.
+        Use it in callbacks that change or save weights; these are the names in training states. Modules without an
+        optimizer, for example a teacher, are in ``untrained_modules()``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.named_models()["model"] is model, trainer.named_optimizers()["optimizer"] is optimizer
+            (True, True)
+            >>> trainer.named_schedulers(), trainer.untrained_modules()
+            ({}, {})
         """
         return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
 
     def untrained_modules(self) -> dict[str, nn.Module]:
-        """Return the added modules without an optimizer, for example a teacher, without wrappers, by name."""
+        """Return the added modules without an optimizer, for example a teacher, without wrappers, by name.
+
+        They are part of training states if steps change them, but not of checkpoints.
+        """
         return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers of the run by name: "optimizer", and any others; empty without optimizers."""
+        """Return the optimizers of the run by name: "optimizer", and the optimizers of added modules by their names.
+
+        The dictionary is empty for a trainer that only evaluates, or before ``create_optimizer_fn`` is called.
+        ``named_models`` has an example.
+        """
         optimizer = cast("Optimizer | None", self.optimizer)
         return ({} if optimizer is None else {"optimizer": optimizer}) | self._setup.added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers of the run by name: "scheduler", and any others; empty without schedulers."""
+        """Return the schedulers of the run by name: "scheduler", and the schedulers of added modules by their names.
+
+        The dictionary is empty without schedulers, and before a run has created them. ``named_models`` has an example.
+        """
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
         return own | self._setup.added.schedulers
 
@@ -638,41 +771,68 @@ class AnyTrainer(ABC):
 
     @property
     def loss_tracker(self) -> LossTracker:
-        """The mean loss of the current epoch so far, on this process."""
+        """The mean loss over the samples of this process in the current epoch so far, of training or of evaluation.
+
+        Read ``trainer.loss_tracker.average`` in a callback, which waits for the device. The mean over all processes is
+        recorded at the end of the epoch.
+        """
         return self._session.means.losses
 
     @property
     def step_means(self) -> StepMeans:
-        """The means of the logged values of the current epoch so far, on this process."""
+        """The means over the samples of this process of the values logged in the current epoch so far, by name.
+
+        Each value is a ``LossTracker``: ``trainer.step_means["kl"].average``, in which the name has no prefix.
+        """
         return self._session.means
 
     def log(self, name: str, value: MetricValue) -> None:
         """Log a value of the current step, and record its mean over all samples of the epoch, on all processes.
 
-        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
-        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
-        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
-        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and is not read before
-        the epoch ends.
+        Call it in ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or in a callback: from
+        ``on_train_step_start`` to ``on_optimizer_step_end``, from ``on_eval_step_start`` to ``on_eval_step_end``. The
+        trainer records the mean at the end of the epoch, together with the loss: as ``train_NAME_epoch``,
+        ``eval_NAME_epoch`` (with a named evaluation set ``eval_SET_NAME_epoch``) or, in ``evaluate()``,
+        ``evaluation_NAME``. Until then, the mean so far is on the progress bar. A tensor stays on its device, and is
+        not read before the epoch ends.
 
         A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
         that do not log a name do not count for its mean.
 
         Args:
-            name: The name of the metric, for example "kl": letters, digits and underscores; once in each step.
-            value: A number, or a tensor with one element: a mean over the samples of the step.
+            name: The name of the metric without prefix and suffix, for example "kl": letters, digits and underscores,
+                not "loss"; once in each step.
+            value: A number, or a tensor with one element: a mean over the samples of the step on this process.
 
         Raises:
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
                 already, or the value is not a single number.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+            >>> from pa_core.testing import make_regression
+            >>> class LogSize(TrainerCallback):
+            ...     def on_train_step_end(self, trainer: AnyTrainer, batch, batch_output, **kwargs: object) -> None:
+            ...         trainer.log("size", len(batch[0]))
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[LogSize])
+            >>> trainer.train(make_regression(32), num_epochs=1)
+            >>> trainer.run_history.get_latest_metric("train_size_epoch")
+            8.0
         """
         self._session.means.log(name, value)
 
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
+        Use it for metrics that are not means over samples, for example an area under a curve. It waits for the other
+        processes; means need no gathering, call ``log`` for them.
+
         Args:
-            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            tensor: A tensor on the device, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+                A tensor without dimensions counts as a row.
             padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
                 all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
                 So choose a value that your data does not contain. A process whose rows are all padding may have a
@@ -681,11 +841,18 @@ class AnyTrainer(ABC):
                 samples of all processes needs; each process then has to use the result in its loss.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks.
+            The same structure, with the rows of all processes in the order of the ranks, on the device of this process.
 
         Raises:
             TypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.gather({"score": torch.tensor([0.5, 1.0])})  # on one process
+            {'score': tensor([0.5000, 1.0000])}
         """
         self._session.require_between_steps("gather(...)")
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
@@ -753,10 +920,21 @@ class AnyTrainer(ABC):
         )
 
     def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per node, without breaking progress bars.
+        """Print once on each machine, without breaking progress bars; the other processes do nothing.
 
-        If standard output cannot be written to any more, for example a closed pipe, a warning is shown and the run
-        continues.
+        Use it in callbacks and steps in place of ``print``. It does not wait for other processes. If standard output
+        cannot be written to any more, for example a closed pipe, a warning is shown and the run continues.
+
+        Args:
+            *args: The objects to print.
+            **kwargs: Arguments of the function ``print``, for example ``sep`` or ``file``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.print("epoch", 3)
+            epoch 3
         """
         if self._setup.accelerator.is_local_main_process:
             with bars_hidden():
@@ -773,7 +951,14 @@ class AnyTrainer(ABC):
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Evaluate ``eval_dataset`` in the middle of a training run; see ``Trainer.run_evaluation_epoch``."""
+        """Evaluate ``eval_dataset`` in the middle of a training run; callbacks call this, on every process.
+
+        A ``Run`` raises an error, because its loop evaluates itself.
+
+        Args:
+            is_intermediate: Whether the training epoch continues afterwards; see ``Trainer.run_evaluation_epoch``.
+            eval_names: The names of the evaluation sets to evaluate; None for the sets that are due.
+        """
 
     # Checkpoints and training states
 
@@ -795,7 +980,7 @@ class AnyTrainer(ABC):
         its host memory, and a model that is not sharded can load it.
 
         Args:
-            save_path: The file, by convention ending in ``.pt``.
+            save_path: The file, by convention ending in ``.pt``. An existing file is replaced.
             checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
             save_optimizer: Whether the optimizer's state is included.
             save_scheduler: Whether the scheduler's state is included, if it exists.
@@ -807,6 +992,15 @@ class AnyTrainer(ABC):
             ConfigurationError: The fourth argument is False and not passed by name: it was ``save_per_node`` in early
                 releases of pytorch-accelerated. Or, with ``trainable_only``, all parameters are frozen.
             CheckpointError: An entry could not be loaded again; an existing file is not changed.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trainer.save_checkpoint(f"{folder}/model.pt", {"classes": ["cat", "dog"]})
+            ...     trainer.load_checkpoint(f"{folder}/model.pt")["classes"]
+            ['cat', 'dog']
         """
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(part.is_sharded for part in trained.values()):
@@ -883,7 +1077,8 @@ class AnyTrainer(ABC):
     ) -> None:
         """Export the weights as safetensors, for other programs; every process may call this, and the first writes.
 
-        If the model is sharded, every process must call this. Its tensors are gathered one at a time.
+        If the model is sharded, every process must call this. Its tensors are gathered one at a time. The file is
+        ``model.safetensors``, whose keys are the names in ``get_model().state_dict()``.
 
         Args:
             save_directory: The folder of the files, created if it is missing.
@@ -893,8 +1088,16 @@ class AnyTrainer(ABC):
                 change the buffers of frozen layers too, for example the statistics of batch norm.
 
         Raises:
-            ConfigurationError: The folder is a file; or, with ``trainable_only``, all parameters are
-                frozen.
+            ConfigurationError: The folder is a file; or, with ``trainable_only``, all parameters are frozen.
+
+        Example:
+            >>> import os, tempfile, torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trainer.save_model(folder)
+            ...     os.listdir(folder)
+            ['model.safetensors']
         """
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
@@ -980,19 +1183,25 @@ class AnyTrainer(ABC):
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
         """Keep other runs out of a folder until this run is over, and check that its states can be saved there.
 
-        Call it on every process, within a run, before saving states there; ``SaveTrainingStateCallback`` does so when
-        the run starts. The folder is created if it is missing. If the run resumed from a state of another folder, or
-        not from the newest state of the saved run, it is a different run from now on: neither removes states of the
-        other. Most optimizers create their state in the first update, after which it is checked.
+        ``SaveTrainingStateCallback`` calls it when the run starts. Call it in your own callback that saves states,
+        within a run and on every process, before the first state. The folder is created if it is missing. The call
+        raises an error now for objects whose states could not be saved later; the states of optimizers are checked
+        after their first update, in which most optimizers create them.
+
+        A folder may hold states of several runs. The run keeps the name of the saved run only if it resumed from the
+        newest state of that run in this folder. Otherwise it gets a new name: callbacks that remove old states then
+        remove only states of the run with their name, so a second run from an older state leaves the newer states of
+        the first.
 
         Args:
-            folder: The folder.
-            upload_to: The URL of an object store to which the states of the folder are sent. If the saved run has a
-                newer state there, this is a different run.
+            folder: The folder in which you will save the states.
+            upload_to: The URL of a folder in an object store to which you send the states, for example
+                ``"s3://bucket/states"``; any URL that fsspec supports. If the saved run has a newer state there, this
+                run gets a new name, too.
 
         Returns:
-            On the first process, the state that the run continues, if it is the newest state of the run in the folder;
-            otherwise None.
+            On the first process, the path of the state from which the run continues, if the run keeps its name, so that
+            a callback can count it among the states that it removes later; otherwise, and on other processes, None.
 
         Raises:
             ConfigurationError: There is no run in progress.
@@ -1024,7 +1233,17 @@ class AnyTrainer(ABC):
         """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
 
         ``SaveTrainingStateCallback`` then saves a state; without a callback for the event, a warning is shown. A single
-        process may make the request, for example because some time has passed on its clock.
+        process may make the request, for example because some time has passed on its clock; on several processes, the
+        others learn of it with the gradients of the next update. Call it within a run.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class SaveEachHour(TrainerCallback):
+            ...     hours = 0
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if trainer.run_history.clock.seconds > 3600 * (self.hours + 1):
+            ...             self.hours += 1
+            ...             trainer.request_training_state()
         """
         if not self.callback_handler.listeners("on_training_state_request"):
             warn_user(
@@ -1035,13 +1254,20 @@ class AnyTrainer(ABC):
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
 
-        A single process may make the request, even from a signal handler. ``train()`` then raises
-        ``TrainingPreempted``.
+        Call it within a run if the machine will be taken away. A single process may make the request, even from a
+        signal handler. ``train()`` then raises ``TrainingPreempted``, which ends the script with an exit status for
+        schedulers. Without a ``SaveTrainingStateCallback``, no state is saved.
         """
         self._session.rank_sync.request_preemption()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
-        """Make objects a part of training states, in this order, for example your own samplers or counters.
+        """Make objects a part of training states, for example your own samplers or counters.
+
+        Call it before ``train()``, or before the first loop in the block of a ``Run``, on every process: a resumed run
+        restores the objects when it starts. States hold the objects by position, not by name, so register the same
+        classes in the same order each time; a different number or class is an error when the run resumes. They are in
+        training states (``save_training_state``, ``SaveTrainingStateCallback``), with the values of the first process,
+        and not in the files of ``save_checkpoint`` and ``save_model``.
 
         Args:
             *objects: Objects with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The model,
@@ -1049,6 +1275,18 @@ class AnyTrainer(ABC):
 
         Raises:
             ArgumentTypeError: An object does not have these methods; then no object is registered.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> class Counter:
+            ...     count = 0
+            ...     def state_dict(self):
+            ...         return {"count": self.count}
+            ...     def load_state_dict(self, state_dict):
+            ...         self.count = state_dict["count"]
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.register_for_checkpointing(Counter())
         """
         for registered in objects:
             if missing := missing_methods(registered):
@@ -1111,9 +1349,14 @@ class AnyTrainer(ABC):
 class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
     """The base class of callbacks, whose methods are called at the events of a run.
 
-    Derive from it to add logging, saving or other behaviour to any trainer. Override the events that you need; other
-    events take no time. The trainer is passed to each of them, and ``**kwargs`` accepts arguments that later versions
-    may add.
+    Derive from it to add logging, saving or other behaviour to any trainer, and pass the class or an instance as
+    ``callbacks=[...]``. Override the events that you need, without calling ``super()``: the methods here do nothing,
+    and other events take no time. The trainer is passed to each of them, and ``**kwargs`` accepts arguments that later
+    versions may add. The order of the events is in the docstring of ``Trainer``. An event may raise
+    ``StopTrainingError`` to end the run.
+
+    Every process calls the events on its own callbacks. Only ``on_exception``, and the events of a step in which a
+    process has no sample, may be called on some processes alone, so do not communicate in them.
 
     A callback with state that a resumed run needs (a best value, a counter) has ``state_dict()``, of tensors and plain
     values, and ``load_state_dict()``. Both are called on every process; the state of the first process is saved.
@@ -1125,11 +1368,19 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
             states. It is empty by default.
 
     Example:
-        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> import torch
+        >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+        >>> from pa_core.testing import make_regression
         >>> class CountUpdates(TrainerCallback):
         ...     updates = 0
         ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
         ...         self.updates = update
+        >>> counter, model = CountUpdates(), torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[counter])
+        >>> trainer.train(make_regression(64), num_epochs=1)
+        >>> counter.updates
+        8
     """
 
     joins_sanity_evaluation: bool = True
@@ -1138,23 +1389,64 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     if TYPE_CHECKING:  # for @override; a callback without them has no state
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the state for a resumed run."""
+            """Return the state for a resumed run: tensors, numbers, strings and containers of them.
+
+            It is called when a training state is captured. Define it together with ``load_state_dict``; there is no
+            default, so do not call ``super()``.
+            """
             ...
 
         def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-            """Restore the result of ``state_dict``."""
+            """Restore the result of ``state_dict``, when a run resumes.
+
+            It is called on every process after ``on_training_run_start`` or, mid-epoch, after ``on_train_epoch_start``,
+            so that it replaces the values that these events set.
+
+            Args:
+                state_dict: The result of ``state_dict`` of the first process of the saved run.
+            """
 
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called once, after the construction of the trainer."""
+        """Called once, after the construction of the trainer.
+
+        No data is known yet. Use it to check arguments of the trainer or of the callback.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called in each run before the model is placed and compiled: the moment to change modules or loaders."""
+        """Called at the beginning of each run, before the model is placed on the device and compiled.
+
+        This is the moment to change modules, or to replace ``trainer.train_dataloader`` or, with
+        ``trainer.change_eval_dataloaders``, the evaluation loaders. ``train()``, ``evaluate()`` and ``predict()`` call
+        it.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a training run starts; model, loaders, run config and scheduler are ready."""
+        """Called once when a training run starts; model, loaders, run config and scheduler are ready.
+
+        A resumed run has loaded models, optimizers, schedulers and history, but not yet the states of callbacks.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a training epoch starts."""
+        """Called when a training epoch starts, after ``trainer.train_epoch_start()`` and before its first batch.
+
+        A run that resumes mid-epoch calls it again for this epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_train_steps_skipped(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
         """Called when a run resumes mid-epoch: once, or after each batch that a loader has to fetch again.
@@ -1166,17 +1458,26 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_train_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called before each training batch."""
+        """Called before each training batch of this process, after it was fetched and before its forward pass.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_train_step_end(
         self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
         """Called after the loss of a training batch was calculated, before its backward pass.
 
+        Update counters and gradients do not include the batch yet; use ``on_optimizer_step_end`` for these. Read the
+        loss with ``ScalarTransfer`` rather than ``item()``, which would wait for the accelerator.
+
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: The outputs of ``calculate_train_batch_loss``.
+            batch_output: The outputs of ``calculate_train_batch_loss``, a dictionary with ``loss``, ``model_outputs``
+                and ``batch_size``. In a ``Run``, ``model_outputs`` is None.
             **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
@@ -1192,28 +1493,51 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_train_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a training epoch has ended and its loss is recorded."""
+        """Called when a training epoch has ended, after its metrics, such as ``train_loss_epoch``, are recorded.
+
+        Its evaluation, if any, follows.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_eval_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when an evaluation epoch starts; ``is_intermediate=True`` in ``kwargs`` within a training epoch."""
+        """Called when the evaluation of a set starts, in ``train()`` and in ``evaluate()``.
+
+        ``trainer.eval_name`` is the name of the set, and the event may replace ``trainer.eval_dataloader`` for this
+        evaluation.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Within a training epoch, ``is_intermediate=True``, and ``num_sets_to_come``, the number of
+                evaluation sets that are evaluated after the current set.
+        """
 
     def on_eval_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called before each evaluation batch."""
+        """Called before the forward pass of each evaluation batch of this process.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_eval_step_end(
         self, trainer: TrainerT_contra, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
-        """Called after each evaluation batch.
+        """Called after the loss of each evaluation batch was calculated.
+
+        Collect predictions or update metrics here, and record them in ``on_eval_epoch_end``.
 
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: The outputs of ``calculate_eval_batch_loss``.
+            batch_output: The outputs of ``calculate_eval_batch_loss``, as in ``on_train_step_end``.
             **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
     def on_eval_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when an evaluation epoch has ended and its loss is recorded.
+        """Called when the evaluation of a set has ended, after its metrics, such as ``eval_loss_epoch``, are recorded.
 
         Args:
             trainer: The trainer.
@@ -1222,16 +1546,41 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called after the training epoch and the evaluation epoch that may follow it."""
+        """Called at the end of each epoch, after its training and its evaluation, if any.
+
+        ``trainer.num_epochs_completed`` includes the epoch, and ``trainer.run_history.current_epoch`` is still its
+        number. Watch metrics here: the metrics of all evaluation sets are recorded.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a training run has ended, early or not, but not when an exception ended it."""
+        """Called when a training run has ended, early or not, but not when an exception ended it.
+
+        A ``StopTrainingError`` ends a run early with this event; ``on_exception`` is called for other exceptions.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_evaluation_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when ``evaluate()`` starts."""
+        """Called once when ``evaluate()`` starts; model and loaders are ready. ``train()`` does not call it.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when ``evaluate()`` has ended."""
+        """Called once when ``evaluate()`` has ended; all of its metrics are recorded.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_prediction_run_start(self, trainer: TrainerT_contra, *, num_batches: int, **kwargs: Any) -> None:
         """Called when ``predict()`` starts; the model is ready.
@@ -1252,13 +1601,25 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_prediction_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when ``predict()`` has ended, even if its iterator was left early."""
+        """Called when ``predict()`` has ended, even if its iterator was left early.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
+        """Called when a ``StopTrainingError`` ends the run, before the last events.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: ``error``, the ``StopTrainingError``.
+        """
 
     def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
         """Called when all processes know that one of them called ``trainer.request_training_state()``: save a state.
+
+        Only a callback that saves states overrides it, and calls ``trainer.save_training_state(...)`` in it.
 
         Args:
             trainer: The trainer.
@@ -1267,10 +1628,22 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when all processes know that the run is preempted: save a training state; the run waits for it."""
+        """Called when all processes know that the run is preempted: save a training state; the run waits for it.
+
+        Call ``trainer.save_training_state(...)`` in it. Afterwards ``train()`` raises ``TrainingPreempted``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called before a training state is captured: complete pending work, for example unchecked losses."""
+        """Called before a training state is captured: complete pending work, for example unchecked losses.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: For later additions.
+        """
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
         """Called when an exception, including ``KeyboardInterrupt``, ends the run: close your files and connections.
@@ -1285,6 +1658,10 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
 
 CallbackLike: TypeAlias = TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]
+"""A callback, or a class of callbacks that the trainer constructs without arguments: the items of ``callbacks``.
+
+Use it in annotations, ``def add(callbacks: list[CallbackLike]) -> None``, which then accept ``[MyCallback(3), Other]``.
+"""
 
 EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
@@ -1323,13 +1700,24 @@ class CallbackHandler(Generic[_TrainerT]):
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
-        """Register several callbacks, in their order."""
+        """Register several callbacks, in their order; see ``add_callback``.
+
+        Args:
+            callbacks: Callback instances, or classes that can be constructed without arguments.
+
+        Raises:
+            ConfigurationError: Two callbacks have the same class and the same ``instance_name``.
+            ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
+        """
         require_iterable(callbacks, TrainerCallback)
         for callback in callbacks:
             self.add_callback(callback)
 
     def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
         """Register a callback, which is called after the callbacks that are registered already.
+
+        Use it between runs, or in ``on_prepare_start`` of another callback, which then is called for the following
+        events.
 
         Args:
             callback: An instance, or a class that can be constructed without arguments.
@@ -1354,7 +1742,10 @@ class CallbackHandler(Generic[_TrainerT]):
         warn_of_half_a_state(instance)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
-        """Remove a registered callback.
+        """Remove a registered callback, which is not called any more.
+
+        Args:
+            callback: The instance, one of ``callbacks``; a class is not found.
 
         Raises:
             ValueError: The callback is not registered.
@@ -1364,7 +1755,22 @@ class CallbackHandler(Generic[_TrainerT]):
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
-        """Call only the given callbacks within the context; the registered callbacks are always restored."""
+        """Call only the given callbacks within the context; the registered callbacks are always restored.
+
+        Use it for a run that should have no side effects, for example a search for a learning rate.
+
+        Args:
+            callbacks: The callbacks to call within the context; an empty list calls none.
+
+        Example:
+            >>> from pa_core import CallbackHandler, TrainerCallback
+            >>> handler = CallbackHandler([TrainerCallback])
+            >>> with handler.replaced_by([]):
+            ...     print(len(handler.callbacks))
+            0
+            >>> len(handler.callbacks)
+            1
+        """
         with temporarily(self, callbacks=[], _listeners={}, heard={}):
             self.add_callbacks(callbacks)
             self.find_listeners()
@@ -1377,10 +1783,12 @@ class CallbackHandler(Generic[_TrainerT]):
     def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call an event on every callback that implements it; use it for your own events.
 
+        Exceptions of a callback leave this method, and later callbacks are not called.
+
         Args:
             event: The name of the method, or the method itself (``MyCallback.my_event``), with which type checkers
                 compare the arguments.
-            *args: Positional arguments of the event.
+            *args: Positional arguments of the event, usually the trainer.
             **kwargs: Keyword arguments of the event.
         """
         name = event if isinstance(event, str) else event.__name__
@@ -1388,7 +1796,10 @@ class CallbackHandler(Generic[_TrainerT]):
             listener(*args, **kwargs)
 
     def find_listeners(self) -> None:
-        """Look up which callbacks listen to which events, as each run does when it starts."""
+        """Look up which callbacks listen to which events.
+
+        Each run calls it when it starts. Call it if you have assigned a method to a callback during a run.
+        """
         self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
         self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
 
@@ -1398,7 +1809,13 @@ class CallbackHandler(Generic[_TrainerT]):
             self.find_listeners()
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
-        """Return the bound methods that the event calls, in order; empty if none implements it."""
+        """Return the bound methods that the event calls, in order; empty if none implements it.
+
+        Use it to find out whether an event is worth preparing arguments for.
+
+        Args:
+            event: The name of an event of ``TrainerCallback``, for example "on_train_step_end", or of a custom event.
+        """
         if not self._listeners:
             self.find_listeners()
         if event not in self._listeners:  # a custom event of a script
@@ -1410,6 +1827,9 @@ class CallbackHandler(Generic[_TrainerT]):
         return [getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)]
 
     def warn_of_unfired_events(self) -> None:
-        """Warn about each ``on_`` method that was never called by the end of a run."""
+        """Warn about each ``on_`` method that was never called by the end of a run, once for each class.
+
+        The trainer calls it at the end of a training run, because such a method has usually a misspelt name.
+        """
         for callback in self.callbacks:
             warn_of_unknown_events(callback, {*EVENT_NAMES, *self._fired}, self._warned)
