@@ -353,7 +353,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
                 dataset.
             seed: The seed of random draws; the default is 0.
             samples_per_piece: The largest number of samples that a process predicts again after a kill. The default is
-                a thousandth of the samples.
+                a thousandth of all samples, and 65,536 at most.
             pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its
                 name. With a function, the folder holds a record of the positions that were written; without a folder, a
                 killed prediction starts again.
@@ -366,7 +366,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             An iterator over the predictions; with a file, its path, once it is complete; with a function, None.
 
         Raises:
-            ConfigurationError: The dataset has no length, or an argument cannot work.
+            ConfigurationError: A ``DataLoader`` was passed, or an argument cannot work.
+            DataError: The dataset has no length.
             EmptyDatasetError: There is no sample.
             UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
             CheckpointError: There are pieces of other predictions.

@@ -50,7 +50,8 @@ class PredictionRun:
         running: Returns the context of the run, in which the model is ready.
 
     Raises:
-        ConfigurationError: The samples have no order, or an argument would change it.
+        ConfigurationError: A ``DataLoader`` was passed, or an argument would change the order.
+        DataError: The samples have no positions.
         EmptyDatasetError: There is no sample.
     """
 
