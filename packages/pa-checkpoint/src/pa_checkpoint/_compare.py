@@ -30,11 +30,14 @@ ANY_PROCESSES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Describe the first entry in which two checkpoints differ. ``str`` returns it as a line.
+    """Describe the first entry in which two checkpoints differ.
+
+    ``compare`` returns it. ``print`` shows it in a line; to ignore the entry, pass ``difference.entry`` as ``ignore``.
 
     Attributes:
-        entry: The path of the entry in the parts, for example ``"optimizer.param_groups.0.lr"``.
-        found: The two values or, for a tensor, how many elements differ and by how much.
+        entry: The path of the entry: the name under which it was passed to ``save``, and the keys and indices below,
+            for example ``"optimizer.param_groups.0.lr"``.
+        found: A text with the two values or, for a tensor, how many elements differ and by how much.
 
     Example:
         >>> difference = Difference("optimizer.param_groups.0.lr", "0.1 in the first, 0.2 in the second")

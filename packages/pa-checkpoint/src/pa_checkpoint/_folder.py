@@ -65,7 +65,8 @@ class FolderLock:
     operating system holds the lock, and releases it when the process ends, even after a kill. On a file system without
     locks, a file serves as the lock, with a warning; a killed process leaves this file behind, and you must delete it.
 
-    The lock begins when the object is created. Call ``release``, or use a ``with`` statement.
+    The lock begins when the object is created. Use a ``with`` statement, which releases it at the end of the block, or
+    call ``release``. In a run of several processes, create it on rank 0 only.
 
     Args:
         folder: An existing folder.
@@ -155,8 +156,9 @@ class FolderLock:
     def release(self) -> None:
         """Release the lock, so that other processes can use the folder.
 
-        In a forked process, such as a worker of a data loader, the call has no effect: the lock belongs to the process
-        that created it.
+        A ``with`` statement calls it; call it yourself if the lock does not end with a block. A second call has no
+        effect. In a forked process, such as a worker of a data loader, the call has no effect: the lock belongs to the
+        process that created it.
 
         Example:
             >>> import tempfile

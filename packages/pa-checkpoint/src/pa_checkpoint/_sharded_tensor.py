@@ -131,17 +131,24 @@ class StoredTensor:
     def example(self) -> Tensor:
         """Return a tensor of the same shape and type that takes no memory, to compare shapes without reading values.
 
+        Use it where a function needs a tensor but only looks at its shape and type, for example for a check whether a
+        state dict fits a model.
+
         Returns:
-            A tensor of zeros that must not be changed.
+            A tensor of zeros on the CPU, with the saved shape and dtype. All its elements are the same memory, so
+            writing values to it, for example with ``copy_``, raises a ``RuntimeError``.
 
         Example:
-            >>> StoredTensor.of(torch.ones(2, 3)).example().shape
-            torch.Size([2, 3])
+            >>> example = StoredTensor.of(torch.ones(2, 3, dtype=torch.bfloat16)).example()
+            >>> example.shape, example.dtype, example.untyped_storage().nbytes()
+            (torch.Size([2, 3]), torch.bfloat16, 2)
         """
         return torch.zeros((), dtype=self.dtype, device="cpu").expand(self.shape)
 
     def whole(self) -> Tensor:
         """Read the whole tensor into the memory of the CPU.
+
+        Use it on any process for a tensor that is small enough; ``like`` and ``read_into`` read only a piece.
 
         Returns:
             A tensor with the saved shape and type.

@@ -65,9 +65,10 @@ def collate(samples: list[Any]) -> Any:
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
 """Everything that a batch of a ``RequestedDataLoader`` depends on: a key, the indices of its samples, and their draws.
 
-The key seeds the random number generators, see ``pa_data.rng.mix``. The third entry is a number for each sample that
-extends the key, or None if the index of the sample does. For a stream it is a range: samples before its start are kept
-for later batches, and samples before its stop are read.
+A plain tuple, which ``BatchRequests.requests`` yields. The key seeds the random number generators, see
+``pa_data.rng.mix``. The third entry is a number for each sample that extends the key, or None if the index of the
+sample does. For a stream it is a range: samples before its start are kept for later batches, and samples before its
+stop are read.
 
 Every batch brings its key to the worker, so a worker that lives for several epochs never uses an old key.
 """

@@ -8,14 +8,17 @@ from typing import Any
 def loader_parts(loader: object) -> dict[str, Any]:
     """Return a loader, its samplers and its dataset, by the attribute path of each.
 
-    Use it to look for a property of any part of a loader, no matter how often it is wrapped. Each object appears once.
+    Use it to look for a property of any part of a loader, for example for a sampler with ``set_epoch``. Samplers and
+    datasets that wrap others under the names ``sampler``, ``batch_sampler`` and ``dataset`` are followed at any depth.
+    Other names are not: of a custom wrapper that keeps a loader as ``.loader``, only the wrapper is returned. Pass the
+    inner loader then.
 
     Args:
         loader: Any iterable.
 
     Returns:
         The loader as ``"loader"``, and the objects that it and its parts have as ``sampler``, ``batch_sampler`` and
-        ``dataset``.
+        ``dataset``, under paths such as ``"loader.dataset.dataset"``. Each object appears once.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -37,7 +40,8 @@ def set_epoch(loader: object, epoch: int) -> None:
     """Call ``set_epoch`` of a loader, its samplers and its dataset, where they have this method.
 
     Call it at the start of each epoch in a loop with a custom loader. Without it, a ``DistributedSampler`` repeats the
-    same order in every epoch.
+    same order in every epoch. The parts are the parts that ``loader_parts`` finds; a loader without the method is left
+    as it is.
 
     Args:
         loader: A data loader of any kind.

@@ -43,22 +43,36 @@ class BatchRequests(Protocol):
     """Describe the batches of a ``RequestedDataLoader``: an object with their requests and their indices.
 
     Implement it if your batches do not follow from an order, for example if a service decides which samples come next.
+    It has three methods: ``requests`` for the loader, which makes each batch from its request; ``__len__`` for
+    ``len(loader)``; and ``__iter__``, which yields the indices alone, as a batch sampler of torch does, for code that
+    looks at ``loader.batch_sampler``.
 
     Example:
         >>> from pa_data.rng import mix
-        >>> class Pairs(list[list[int]]):
+        >>> class Pairs:
+        ...     def __init__(self, pairs: list[list[int]]) -> None:
+        ...         self.pairs = pairs
         ...     def requests(self) -> Iterator[BatchRequest]:
-        ...         return ((mix(number), pair, None) for number, pair in enumerate(self))
-        >>> len(Pairs([[3, 4], [0, 9]])), list(Pairs([[3, 4], [0, 9]]))
-        (2, [[3, 4], [0, 9]])
+        ...         for number, indices in enumerate(self.pairs):
+        ...             yield mix(7, number), indices, None  # the key, the indices, the draws
+        ...     def __len__(self) -> int:
+        ...         return len(self.pairs)
+        ...     def __iter__(self) -> Iterator[list[int]]:
+        ...         return iter(self.pairs)
+        >>> batches: BatchRequests = Pairs([[3, 4], [0, 9]])
+        >>> [batch.tolist() for batch in RequestedDataLoader(range(10), batches)]
+        [[3, 4], [0, 9]]
     """
 
     def requests(self) -> Iterator[BatchRequest]:
         """Return the requests of an iteration, which may be endless.
 
-        A request is a tuple of a key, as ``pa_data.rng.mix`` returns it, the indices of the samples of the batch, and
-        the numbers that extend the key for the random numbers of each sample. None in the third place means the
-        indices.
+        The loader calls it once for each iteration over its batches. A request is a tuple of
+
+        - the key, an integer as ``pa_data.rng.mix`` returns it, which seeds the random augmentation of the batch;
+        - the indices of the samples of the batch in the dataset, as a list or a tensor;
+        - the draws: a number for each sample, which extends the key, so that samples of a batch get different random
+          numbers. None takes the indices as these numbers. Pass positions if an index may come twice.
 
         Returns:
             An iterator over the requests, in the order of the batches.
@@ -74,11 +88,11 @@ class BatchRequests(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return the length of the loader."""
+        """Return the number of batches, as the length of the loader."""
         ...
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Return the indices of each batch."""
+        """Return the indices of each batch, without keys and draws."""
         ...
 
 

@@ -373,6 +373,9 @@ class UpdateSplit:
     def update(self, step: int) -> range:
         """Return the positions of the update that contains a step.
 
+        Use it to weight the loss of a step: it counts ``split.size(step) / len(split.update(step))`` in the mean. A
+        position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+
         Args:
             step: The number of the step, counted from ``start``.
 
@@ -383,9 +386,9 @@ class UpdateSplit:
             IndexError: There is no such step.
 
         Example:
-            >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
-            >>> split.update(2)
-            range(20, 25)
+            >>> split = UpdateSplit(num_samples=25, samples_per_update=20, max_batch_size=5, num_processes=2)
+            >>> split.steps_per_update, [split.update(step) for step in range(len(split))]
+            (2, [range(0, 20), range(0, 20), range(20, 25)])
         """
         _check_within("step", step, self._num_steps)
         updates, rest = self._updates_and_rest
@@ -447,18 +450,23 @@ class _WithoutUpdates:
     def update(self: Split, step: int) -> range:
         """Return the positions that all processes take in a step, since each step is an update.
 
+        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+
         Args:
             step: The number of the step, counted from ``start``.
 
         Returns:
-            The positions.
+            Consecutive positions, the pieces of all ranks one after the other.
 
         Raises:
             IndexError: There is no such step.
 
         Example:
-            >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).update(1)
-            range(6, 10)
+            >>> split = EvalSplit(num_samples=10, batch_size=3, num_processes=2)
+            >>> split.update(1), split.piece(1, rank=0), split.piece(1, rank=1)
+            (range(6, 10), range(6, 8), range(8, 10))
+            >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).update(0)
+            range(0, 7)
         """
         begin = self.piece(step, 0).start
         return range(begin, begin + self.size(step))

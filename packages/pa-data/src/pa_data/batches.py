@@ -86,6 +86,8 @@ def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
 def is_array(value: object) -> bool:
     """Return whether a value is a tensor, or an array of NumPy or a similar library.
 
+    Use it to tell the arrays of a batch from its lists and texts, without importing each library.
+
     Args:
         value: Any object.
 
@@ -134,6 +136,8 @@ def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any
 
 def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
     """Return a mapping of the same class in which a function has replaced each value.
+
+    Use it to convert batches that libraries make as subclasses of ``dict``, which a dict comprehension would lose.
 
     Args:
         values: The mapping. It is not changed.

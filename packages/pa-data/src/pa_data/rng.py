@@ -67,9 +67,9 @@ def extend_key(key: int, value: int) -> int:
 def mix(*values: int) -> int:
     """Turn several integers, for example a seed, an epoch and a sample index, into a 64-bit key.
 
-    Seeding with a sum such as ``seed + epoch`` gives the same random numbers for many pairs. The result of this
-    function differs for different values, except with a probability of about 2**-64, and depends on their order.
-    ``mix(a, b, c)`` equals ``extend_key(mix(a, b), c)``.
+    Pass the key to ``seed_rng``. Seeding with a sum such as ``seed + epoch`` gives the same random numbers for many
+    pairs. The result of this function differs for different values, except with a probability of about 2**-64, and
+    depends on their order. ``mix(a, b, c)`` equals ``extend_key(mix(a, b), c)``.
 
     Args:
         values: Any integers; each is taken modulo 2**64.
@@ -99,10 +99,17 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     Use it with a key from ``mix`` to make the augmentation of a sample depend only on the seed, the epoch and the
     sample. Custom generators, for example ``numpy.random.default_rng()``, are not seeded.
 
+    Do not pass a small number: NumPy is seeded with the upper 32 bits of the key, which are 0 for 1, 2 and 42, so all
+    of these give the same numbers in NumPy. Pass ``mix(seed)``, whose bits all depend on the seed.
+
     Args:
-        key: A 64-bit key, for example ``mix(seed, epoch, index)``.
+        key: A 64-bit key that ``mix`` or ``extend_key`` has returned, for example ``mix(seed, epoch, index)``: an
+            integer from 0 to 2**64 - 1.
         *more: Integers that extend the key, as ``extend_key`` does. By default there are none.
         device: An accelerator whose generator is seeded, too. By default only the CPU is.
+
+    Raises:
+        ValueError: The key is negative, or 2**64 or larger.
 
     Example:
         >>> seed_rng(mix(0, 3, 12))
@@ -246,6 +253,8 @@ def _generators(of: object) -> list[torch.Generator]:
 
 def restore_rng_state(state: RNGState, device: torch.device) -> None:
     """Set the global random number generators to captured states.
+
+    Call it when a run resumes, or use ``restored_rng_states`` for a block of code.
 
     Args:
         state: The result of ``capture_rng_state``.

@@ -47,10 +47,11 @@ def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -
     """End this process at once if an exception leaves the ``with`` block on this process, and not on all processes.
 
     Put your training loop into this block. If a single rank fails, the other ranks wait for it in the next collective,
-    often for many minutes, and the launcher can end them only after the failed process has ended. A thread of the
-    script, or an ``except`` further out, can prevent this end. This block prints the traceback, writes the error to the
-    file that torchrun reads, calls ``on_failure``, and ends the process without running ``atexit`` functions or
-    ``finally`` clauses of callers.
+    often for many minutes, and the launcher ends them only after the failed process has ended. The exception alone may
+    not end it: a thread that is still running keeps a process alive, and so does an ``except`` clause around the loop.
+    This block therefore prints the traceback, writes the error to the file that torchrun reads, calls ``on_failure``,
+    and ends the process with ``os._exit``, which runs neither ``atexit`` functions nor ``finally`` clauses of callers.
+    The exit status is 1; 130 after Ctrl-C; and after ``SystemExit`` its code, with 1 in the place of 0.
 
     If all processes fail within three seconds, or if there is one process, the exception is raised as usual, and the
     caller may catch it. If all of them raise the same exception, only rank 0 prints its traceback.

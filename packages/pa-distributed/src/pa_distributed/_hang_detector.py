@@ -65,10 +65,13 @@ class HangDetector:
     backend, and nothing tells which rank was where. With it, each rank prints its stack, the last line names the
     position of each rank, and all ranks end with status 1, so that a launcher can restart the run.
 
-    In each process a thread sends a heartbeat once a second, through the store of ``torch.distributed``. Steps of the
-    loop pay nothing for it. A process makes progress as long as it completes steps or begins collectives. Long work of
-    a rank, for example an evaluation, does not count: a process counts as waiting only if its main thread is in a
-    collective, or does not run at all. On one process, and with ``max_wait_seconds=None``, the detector does nothing.
+    Create it after ``torch.distributed.init_process_group``, on every process: a process that is not in a process group
+    is alone, and the detector does nothing there. It does nothing either with ``max_wait_seconds=None``.
+
+    In each process a thread sends a heartbeat once a second, through the store of ``torch.distributed``, which does not
+    slow the loop. A process makes progress as long as it completes steps or begins collectives. A rank that works for
+    long, for example in an evaluation, is not taken for a rank that hangs: a process is waiting if its main thread is
+    in a collective, or blocked without using the CPU.
 
     Args:
         max_wait_seconds: How long a process may wait for another process, in seconds, or None for no limit. The default

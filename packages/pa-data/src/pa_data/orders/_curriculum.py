@@ -28,7 +28,8 @@ _DRAWS = -6  # extends the key of an epoch for draws in the choice of its sample
 class Curriculum(Order):
     """Visit in each epoch the samples that a function chooses for it, in a random order by default.
 
-    Use it to begin with easy samples, to drop samples after some epochs, or to repeat hard samples. Epochs may have
+    Use it to begin with easy samples, to drop samples after some epochs, or to repeat hard samples. Pass it as
+    ``order`` to a ``KeyedDataLoader`` or to ``Trainer.train``. Epochs may have
     different lengths.
 
     The function must depend only on the number of the epoch, not on the progress of training, since it is called for
@@ -37,8 +38,9 @@ class Curriculum(Order):
     afterwards. A saved state identifies the function by its name and by its choice for the first epoch.
 
     Args:
-        choose: A function that takes the number of an epoch, from 0, and returns the samples to visit, as indices or as
-            a mask with an element for each sample. An index may appear several times; the sample then gets different
+        choose: A function that takes the number of an epoch, from 0, and returns the samples to visit, as a tensor, an
+            array or a list in one dimension: of integers, the indices of the samples in the dataset; or of booleans, a
+            mask with an element for each sample. An index may appear several times; the sample then gets different
             random augmentation each time.
         shuffle: Whether to shuffle the chosen samples in each epoch. The default is True. With False they are visited
             in the returned order.
@@ -57,6 +59,10 @@ class Curriculum(Order):
         >>> order = Curriculum(lambda epoch: difficulty < 0.4 + 0.2 * epoch)
         >>> [order.epoch_order(4, seed=0, epoch=epoch).num_samples for epoch in range(4)]
         [2, 3, 3, 4]
+        >>> from pa_data import KeyedDataLoader
+        >>> loader = KeyedDataLoader(["hard", "easy", "medium", "simple"], batch_size=4, order=order)
+        >>> [sorted(batch) for batch in loader]
+        [['easy', 'simple']]
     """
 
     name: ClassVar[str] = "curriculum-v1"
