@@ -333,6 +333,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         Raises:
             ConfigurationError: The block was entered before, or the block of another run is open.
+            DataError: ``pa_data`` cannot use the dataset, the loader or the order.
             FileNotFoundError: There is no training state to resume from.
             CheckpointError: No training state is valid.
         """
