@@ -280,35 +280,39 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The models by name; the name of a single model is "model"."""
+        """The models by name, as they were passed; the name of a single model is "model"."""
         return self._given.models
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimizers by name; the name of a single optimizer is "optimizer".
 
-        The optimizers of ``create_optimizer_fn`` exist once the block is entered.
+        The names are the names of their models if there are several. The optimizers of ``create_optimizer_fn`` exist
+        once the block is entered.
         """
         return self._given.optimizers
 
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
-        """The schedulers by the names of their optimizers; empty before the block is entered."""
+        """The schedulers by the names of their optimizers; empty without schedulers and before the block is entered."""
         return {name: scheduler for part in self._parts.values() for name, scheduler in part.schedulers.items()}
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
-        """Return the models by name, with their names in training states."""
+        """Return the models by name, for callbacks; these are also their names in training states."""
         return dict(self._given.models)
 
     @override
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers by name, with their names in training states."""
+        """Return the optimizers by name, for callbacks; these are also their names in training states."""
         return dict(self._given.optimizers)
 
     @override
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers by name, with their names in training states."""
+        """Return the schedulers by name, for callbacks; these are also their names in training states.
+
+        The name of a single scheduler is "scheduler".
+        """
         return {self._given.name_of_scheduler(name): scheduler for name, scheduler in self.schedulers.items()}
 
     # The block
@@ -458,13 +462,29 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Iterate over the remaining epochs, by number from 0; the body iterates over the updates of the epoch.
 
         Use it if the body has an evaluation after the updates; otherwise iterate over ``updates()`` alone. Code that
-        follows the updates belongs to the epoch. A ``break`` ends the run, which is then complete.
+        follows the updates belongs to the epoch. A ``break`` ends the run, which is then complete. A resumed run begins
+        with the epoch in which it was interrupted.
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or in the body of another loop of it, or after
                 a loop that has trained; or an epoch had no updates.
             CheckpointError: The run differs from the saved run.
             TrainingPreempted: The run was preempted, after saving a training state.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=2) as run:
+            ...     for epoch in run.epochs():
+            ...         for inputs, targets in run.batches():
+            ...             run.backward((model(inputs) - targets).square().mean())
+            ...             _ = run.step()
+            ...         print("epoch", epoch, "ended after update", run.num_updates_completed)
+            epoch 0 ended after update 2
+            epoch 1 ended after update 4
         """
         self._require_training("epochs()")
         if self._in_epochs == "within":
@@ -632,7 +652,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @overload
     def batches(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[_T]: ...
     def batches(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Any]:
-        """Iterate over the batches of ``updates()``; use it for loops without accumulation.
+        """Iterate over the batches of ``updates()``, on the device; use it for loops without accumulation.
+
+        Call ``backward`` and ``step`` for each batch; ``Run`` has an example.
 
         Args:
             batches: Batches that your loop makes; see ``updates``.
@@ -750,13 +772,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
         """Log a value of the current batch, and record its mean over all samples of the epoch or the evaluation.
 
-        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. A tensor stays on
-        its device, and the device is not synchronised before the mean is recorded.
+        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. In training, call
+        it before the step of the update, or in a callback's ``on_optimizer_step_end``: after the step there is no
+        batch. A tensor stays on its device, and the device is not synchronised before the mean is recorded.
 
         Args:
-            name: The name of the metric, for example "accuracy", once for each batch. "loss" is for evaluations: in
-                training, ``backward`` logs the loss.
-            value: A number, or a tensor with one element: a mean over the samples of the batch.
+            name: The name of the metric without prefix and suffix, for example "accuracy": letters, digits and
+                underscores, not starting with a digit; once for each batch. "loss" is for evaluations: in training,
+                ``backward`` logs the loss.
+            value: A number, or a tensor with one element: a mean over the samples of the batch on this process.
             num_items: The number of items in the batch of this process, if the value is a mean over items other than
                 samples, for example tokens.
 
@@ -764,6 +788,20 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
                 value is not a single number.
             BatchOutputError: ``num_items`` is not a whole number.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=1) as run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         run.log("size", len(inputs))
+            ...         _ = run.step()
+            >>> run.run_history.get_latest_metric("train_size_epoch")
+            8.0
         """
         num_items = None if num_items is None else require_count(num_items, f'num_items in log("{name}", ...)')
         if self._evaluations.is_in_batch and name == "loss":
@@ -781,6 +819,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     def record(self, name: str, value: object) -> None:
         """Record a value that is not a mean over samples, for example a learning rate or a score, at the current step.
+
+        Call it on every process; its place in the loop does not matter.
 
         Args:
             name: The name of the metric; no prefix is added.
@@ -818,6 +858,19 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or it is in the body of another evaluation.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> samples = make_regression(16)
+            >>> with Run(model, optimizer, samples, num_epochs=1) as run:
+            ...     for inputs, targets in run.evaluation_batches(samples):
+            ...         run.log("size", len(inputs))
+            >>> run.run_history.get_latest_metric("eval_size_epoch")
+            8.0
         """
         self._require_open("evaluation_batches(...)")
         if self._evaluations.is_in_batch:

@@ -40,8 +40,10 @@ _NO_BATCHES = Batches(())
 class Update(AnyUpdate, Generic[BatchT]):
     """Make an optimizer update: iterate over its batches, call ``backward`` for each of them, and then ``step``.
 
-    ``Run.updates`` yields the updates of a run; you do not construct them. The gradient of an update is computed for
-    the mean loss over all of its samples, on all processes, no matter how many batches they are divided into.
+    ``Run.updates`` yields the updates of a run; you do not construct them. You call ``backward`` and ``step``, and read
+    ``number``, ``is_empty`` and ``is_at_last_batch``; the run calls the other methods. The gradient of an update is
+    computed for the mean loss over all of its samples, on all processes, no matter how many batches they are divided
+    into.
 
     Args:
         session: The run.
@@ -97,6 +99,8 @@ class Update(AnyUpdate, Generic[BatchT]):
     def start_inner_updates(self) -> BatchPlace:
         """Suspend this update so that nested updates can run, and return the place of its current batch.
 
+        ``run.updates(batches)`` calls this; scripts do not.
+
         Raises:
             ConfigurationError: There is no batch, or there are gradients without a step, to which the gradients of
                 other updates would be added.
@@ -147,8 +151,8 @@ class Update(AnyUpdate, Generic[BatchT]):
     ) -> None:
         """Compute the gradients of a loss, and add them to the gradients of the update.
 
-        On several processes, gradients are exchanged with the last batch only. With several models, only the gradients
-        of ``model`` change.
+        Call it for each batch, in place of ``loss.backward()``; several calls for a batch add up. On several processes,
+        gradients are exchanged with the last batch only. With several models, only the gradients of ``model`` change.
 
         Args:
             loss: The mean loss over the samples of the current batch, a tensor with one element.
@@ -223,6 +227,8 @@ class Update(AnyUpdate, Generic[BatchT]):
 
     def step(self, name: str | None = None) -> bool:
         """Update the weights: clip the gradients, step optimizer and scheduler, and clear the gradients.
+
+        Call it once after the last batch of the update, on every process; with several optimizers, once for each.
 
         Args:
             name: With several optimizers, the name of the optimizer to step.
@@ -313,12 +319,18 @@ class Update(AnyUpdate, Generic[BatchT]):
             )
 
     def end(self) -> None:
-        """Call the event of an update of several optimizers, if any of them was stepped."""
+        """Call the event of an update of several optimizers, if any of them was stepped.
+
+        The run calls this after the body of the update; scripts do not.
+        """
         if self._are_several and self._stepped:
             self._finish(is_made=True)
 
     def close(self) -> None:
-        """Release the batches, because a script may keep the update, which would keep a batch on the device."""
+        """Release the batches, because a script may keep the update, which would keep a batch on the device.
+
+        The run calls this after the body of the update; the update cannot be used afterwards.
+        """
         if self._are_several:
             self._log_losses()
         self._is_over = True

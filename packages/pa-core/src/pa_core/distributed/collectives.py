@@ -45,6 +45,9 @@ _collectives: Any = dist
 def num_processes() -> int:
     """Return the number of processes of the run, 1 without a process group.
 
+    Use it without a trainer; with a trainer, ``trainer.num_processes`` is the same. Before the first trainer, call
+    ``connect()``.
+
     Example:
         >>> num_processes()
         1
@@ -53,7 +56,10 @@ def num_processes() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process in the run, 0 without a process group.
+    """Return the number of this process in the run, from 0 on; 0 without a process group.
+
+    Use it without a trainer; with a trainer, ``trainer.process_index`` is the same. Before the first trainer, call
+    ``connect()``.
 
     Example:
         >>> rank()
@@ -101,7 +107,11 @@ def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum of a small tensor over all processes, for example of counters; every process must call this.
 
     Args:
-        values: A tensor of the same shape on each process, on the device of the run.
+        values: A tensor of the same shape and dtype on each process, on the device of the run: the process group's
+            backend has to support it, for example CUDA for NCCL.
+
+    Returns:
+        A tensor of the same shape, on the same device; ``values`` itself on one process.
 
     Example:
         >>> sum_over_processes(torch.tensor([3.0]))
@@ -141,8 +151,13 @@ def _exchanged(tensor: Tensor) -> Tensor:
 def broadcast_buffers(module: nn.Module) -> None:
     """Copy the buffers of rank zero to every process, for example the running statistics of BatchNorm.
 
-    Every process must call this. Buffers of the same dtype are sent together, so that the cost does not grow with the
-    number of layers.
+    Every process must call this. Trainers do so in each update; call it yourself before you use buffers that the
+    processes changed separately. All buffers of the same dtype are sent in a single message, so that the cost does not
+    grow with the number of layers. On one process it has no effect.
+
+    Args:
+        module: A module with the same buffers on every process, on a device that the process group's backend supports:
+            CUDA for NCCL, the CPU for gloo.
 
     Example:
         >>> broadcast_buffers(nn.BatchNorm1d(2))
@@ -152,6 +167,13 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 def broadcast_weights(module: nn.Module) -> None:
     """Copy the parameters and the buffers of rank zero to every process, except for sharded parameters.
+
+    Every process must call this. Trainers do so for the modules that they train; call it for other modules that each
+    process has initialised differently. A message is sent for each dtype. On one process it has no effect.
+
+    Args:
+        module: A module with the same parameters and buffers on every process, on a device that the process group's
+            backend supports.
 
     Example:
         >>> broadcast_weights(nn.Linear(2, 1))
@@ -378,8 +400,14 @@ def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_
 def gather_objects(value: _R) -> list[_R]:
     """Return the Python objects of all processes, in the order of the ranks, for example lists of texts.
 
-    Every process must call this. The objects are pickled for the exchange. Before the first trainer is created, it
-    connects the processes of a launcher.
+    Every process must call this. The objects are pickled for the exchange; for tensors, ``gather`` is faster. Before
+    the first trainer is created, it connects the processes of a launcher.
+
+    Args:
+        value: The object of this process, which can be pickled.
+
+    Returns:
+        A list with an object for each process; on one process ``[value]``.
 
     Raises:
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.

@@ -36,8 +36,17 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     """Run a function on rank zero only, for example a download; the other processes wait for it, and return None.
 
     Every process must call it: in a block that only one of them enters, it would wait for the others forever. Functions
-    that it calls may be decorated in the same way, and do not wait again. If it raises an exception on rank zero, the
-    others raise ``OtherProcessError``; a ``StopTrainingError`` reaches them through the loop.
+    that it calls may be decorated in the same way, and do not wait again.
+
+    Args:
+        function: The function to decorate.
+
+    Returns:
+        A function with the same arguments; its result is None on all processes but rank zero.
+
+    Raises:
+        OtherProcessError: On the other processes, if the function raises an exception on rank zero, which raises it
+            itself. A ``StopTrainingError`` reaches them through the loop instead.
 
     Example:
         >>> @world_process_zero_only
@@ -50,7 +59,15 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 
 
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Run a function on the first process of each machine only; see ``world_process_zero_only``.
+    """Run a function on the first process of each machine only; the others wait for it, and return None.
+
+    Use it for files on the local disk of each machine. Every process must call it, as for ``world_process_zero_only``.
+
+    Args:
+        function: The function to decorate.
+
+    Returns:
+        A function with the same arguments; its result is None on all but the first process of each machine.
 
     Example:
         >>> @local_process_zero_only

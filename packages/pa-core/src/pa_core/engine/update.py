@@ -93,7 +93,10 @@ class AnyUpdate:
 
     @property
     def is_at_last_batch(self) -> bool:
-        """Whether the current batch is the last of the update, after which ``step`` can be called."""
+        """Whether the current batch is the last of the update, after which ``step`` can be called.
+
+        False before the first batch.
+        """
         return self.place.ends_group
 
     # A batch

@@ -47,13 +47,13 @@ class LossTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Start again without losses."""
+        """Start again without losses: ``average`` is NaN, and ``running_count`` is 0."""
         self._host_total: float = 0.0
         self._device_total: Tensor | None = None
         self._count: int = 0
 
     def update(self, loss: MetricValue, batch_size: int = 1) -> None:
-        """Add the mean loss of a batch.
+        """Add the mean loss of a batch; a batch of 0 samples has no effect.
 
         Args:
             loss: The mean over the samples of the batch: a number, or a tensor with one element, whose graph is not
@@ -86,12 +86,12 @@ class LossTracker:
 
     @property
     def total_loss(self) -> float:
-        """The sum of the losses of all samples; reading it waits for the accelerator."""
+        """The sum of the losses of all samples, 0.0 before the first; reading it waits for the accelerator."""
         return self._host_total + (0.0 if self._device_total is None else self._device_total.item())
 
     @property
     def running_count(self) -> int:
-        """The number of samples so far."""
+        """The number of samples so far, on this process."""
         return self._count
 
     @property
@@ -103,6 +103,17 @@ class LossTracker:
         """Return ``[total_loss, running_count]`` as a tensor on the device of the losses, without waiting for them.
 
         Sum it over processes, and pass it to ``load_totals``, for the mean of all of them.
+
+        Returns:
+            A tensor of shape ``(2,)``, in float64, or in float32 on a device without doubles.
+
+        Example:
+            >>> from pa_core.distributed import sum_over_processes
+            >>> tracker, of_all = LossTracker(), LossTracker()
+            >>> tracker.update(1.5, batch_size=4)
+            >>> of_all.load_totals(sum_over_processes(tracker.totals()))
+            >>> of_all.average
+            1.5
         """
         on_device = self._device_total
         if on_device is None:
@@ -111,13 +122,20 @@ class LossTracker:
         return torch.stack((on_device + self._host_total, on_device.new_full((), self._count)))
 
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from the result of ``totals``; waits for the accelerator."""
+        """Continue from the result of ``totals``; waits for the accelerator.
+
+        Args:
+            totals: The result of ``totals``, or its sum over processes; it replaces the losses so far.
+        """
         self._device_total = None if totals.is_cpu else totals[0].clone()
         self._host_total = float(totals[0]) if totals.is_cpu else 0.0
         self._count = round(float(totals[1]))
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers of ``totals``, not rounded to the precision of the device; waits for the accelerator."""
+        """Return the numbers of ``totals`` as a tuple, for JSON; waits for the accelerator.
+
+        They are not rounded to the precision of the device.
+        """
         return self.total_loss, self._count
 
 
@@ -138,14 +156,19 @@ class ExactLossTracker(LossTracker):
 
     @override
     def reset(self) -> None:
-        """Start again without losses."""
+        """Start again without losses: ``average`` is NaN, and ``running_count`` is 0."""
         super().reset()  # the sum on the host is that of losses that are not finite, the same in any order
         self._exact_total: int = 0
         self._transfer = ScalarTransfer[int]()
 
     @override
     def update(self, loss: MetricValue, batch_size: int = 1) -> None:
-        """Add the mean loss of a batch, as in ``LossTracker``."""
+        """Add the mean loss of a batch, as in ``LossTracker``.
+
+        Args:
+            loss: The mean over the samples of the batch: a number, or a tensor with one element.
+            batch_size: The number of samples of the mean; the default is 1.
+        """
         if batch_size == 0:
             return
         self._count += batch_size
@@ -189,12 +212,20 @@ class ExactLossTracker(LossTracker):
 
     @override
     def totals(self) -> Tensor:
-        """Return the sum and the count on the CPU, and the digits of the exact sum; waits for the accelerator."""
+        """Return the sum and the count on the CPU, and the digits of the exact sum; waits for the accelerator.
+
+        Returns:
+            A tensor in float64, which can be summed over processes without rounding, for ``load_totals``.
+        """
         return torch.tensor(self.numbers(), dtype=torch.float64)
 
     @override
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from the result of ``totals``, of this class or of ``LossTracker``."""
+        """Continue from the result of ``totals``, of this class or of ``LossTracker``.
+
+        Args:
+            totals: The result of ``totals``, or its sum over processes; it replaces the losses so far.
+        """
         total, count, *exact = cast("list[float]", totals.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         self.reset()
         self._count = round(count)
@@ -206,7 +237,10 @@ class ExactLossTracker(LossTracker):
 
     @override
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers of ``totals``, ending with the sum of non-finite losses and the digits of the others."""
+        """Return the numbers of ``totals`` as a tuple, for JSON; waits for the accelerator.
+
+        They end with the sum of non-finite losses and the digits of the exact sum of the others.
+        """
         total, last = self.total_loss, _NUM_DIGITS - 1
         above = [self._exact_total >> place * _DIGIT_BITS for place in range(last)]
         digits = [part & ((1 << _DIGIT_BITS) - 1) for part in above]
@@ -216,8 +250,10 @@ class ExactLossTracker(LossTracker):
 class StepMeans(dict[str, LossTracker]):
     """The means over the samples of this process of values that the steps of an epoch log, by name.
 
-    A value counts as often as its step has samples. It may be logged before their number is known, and is copied at
-    that moment: a tensor stays on its device, without its graph, and is not waited for.
+    ``trainer.log`` adds to it, and ``trainer.step_means`` is for reading it; the trainer calls the other methods. It is
+    a dictionary of a ``LossTracker`` for each name. A value counts as often as its step has samples. It may be logged
+    before their number is known, and is copied at that moment: a tensor stays on its device, without its graph, and is
+    not waited for.
 
     Args:
         exact: Whether the means are bit-for-bit identical in any order of the steps.
@@ -246,12 +282,12 @@ class StepMeans(dict[str, LossTracker]):
         self.is_in_step: bool = False
 
     def reset(self) -> None:
-        """Start again without values and losses."""
+        """Remove all values and losses; called when an epoch begins."""
         self.clear()
         self.losses.reset()
 
     def step(self) -> AbstractContextManager[None]:
-        """Return the context of a step, within which values can be logged."""
+        """Return the context of a step, within which values can be logged; use it as ``with means.step():``."""
         return self
 
     def __enter__(self) -> None:
@@ -263,7 +299,10 @@ class StepMeans(dict[str, LossTracker]):
 
     @contextmanager
     def interrupted(self) -> Generator[None]:
-        """Return a context in which other steps begin and end; the step in progress continues after it."""
+        """Return a context in which other steps begin and end; the step in progress continues after it.
+
+        Used for an evaluation, or updates of other batches, in the middle of a step.
+        """
         before = self._names_of_step, self._pending, self._samples, self.is_in_step
         self._names_of_step, self._pending, self._samples, self.is_in_step = set(), {}, None, False
         try:
@@ -272,7 +311,10 @@ class StepMeans(dict[str, LossTracker]):
             self._names_of_step, self._pending, self._samples, self.is_in_step = before
 
     def end_step(self) -> None:
-        """End the step; has no effect if it has ended already."""
+        """End the step, after which nothing can be logged; has no effect if it has ended already.
+
+        Values whose number of samples was never counted are dropped.
+        """
         self.is_in_step = False
         self._names_of_step.clear()
         self._samples = None
@@ -290,7 +332,11 @@ class StepMeans(dict[str, LossTracker]):
         self.count_samples(samples)
 
     def count_samples(self, samples: int) -> None:
-        """Set the number of samples of the step, which is the weight of its logged values."""
+        """Set the number of samples of the step, which is the weight of its logged values.
+
+        Args:
+            samples: The number of samples of this process in the step.
+        """
         self._samples, pending, self._pending = samples, self._pending, {}
         for name in pending:
             self._add(name, pending[name], samples)
@@ -326,11 +372,19 @@ class StepMeans(dict[str, LossTracker]):
             self._pending[name] = value.clone() if isinstance(value, Tensor) else value
 
     def totals(self) -> dict[str, tuple[float, ...]]:
-        """Return the sum over the samples and their number, by name; waits for the accelerator."""
+        """Return the sum over the samples and their number, by name; waits for the accelerator.
+
+        Returns:
+            For each name, the result of ``LossTracker.numbers``, for a training state.
+        """
         return {name: tracker.numbers() for name, tracker in self.items()}
 
     def load_totals(self, of_processes: Iterable[Mapping[str, Sequence[float]]]) -> None:
-        """Continue from the results of ``totals``, of this process or of all processes together."""
+        """Continue from the results of ``totals``, of this process or of all processes together.
+
+        Args:
+            of_processes: The results of ``totals``, which are added up.
+        """
         sums: dict[str, Tensor] = {}
         for totals in of_processes:
             for name, of_process in totals.items():

@@ -24,13 +24,16 @@ INTERMEDIATE_PREFIX = "intermediate_"
 class RunClock:
     """The position of a run, in each unit that a metric can be plotted over.
 
-    The trainer advances it; ``trainer.run_history.clock`` is for reading it. Time runs from the creation or the last
-    reset of the clock, without the spans between ``stop`` and ``start``.
+    Read it as ``trainer.run_history.clock``; each recorded value gets its readings. Only the trainer writes it:
+    ``update`` and ``samples`` after each update, ``epoch`` after the events of an epoch, and all of them when a run is
+    reset or resumed. Time runs from the creation or the last reset of the clock, without the spans between ``stop`` and
+    ``start``.
 
     Attributes:
         epoch: The current epoch, counted from 1.
         update: The number of complete optimizer updates.
         samples: The number of training samples of all processes in them.
+        seconds: The seconds that the clock has run, including the time before an interruption of a resumed run.
 
     Example:
         >>> clock = RunClock()
@@ -50,33 +53,40 @@ class RunClock:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to the beginning of a run, and restart the time."""
+        """Go back to epoch 1, update 0 and sample 0, and restart the time from 0; ``RunHistory.reset`` calls it."""
         self.epoch, self.update, self.samples = 1, 0, 0
         self._seconds_before = 0.0
         self._started_at: float | None = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """The seconds that have passed, on a monotonic clock."""
+        """The seconds that the clock has run, from a monotonic clock; a stopped clock keeps its reading."""
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """Stop the time, for example during an evaluation; has no effect if it is stopped already."""
+        """Stop the time; has no effect if it is stopped already. The trainer calls it when a run ends."""
         self._seconds_before = self.seconds
         self._started_at = None
 
     def start(self) -> None:
-        """Start or restart the time; has no effect if it is running."""
+        """Start or restart the time; has no effect if it is running. The trainer calls it when a run starts."""
         if self._started_at is None:
             self._started_at = time.monotonic()
 
     def state_dict(self) -> dict[str, float]:
-        """Return the readings."""
+        """Return the readings by name: "epoch", "update", "samples" and "seconds"."""
         return {name: getattr(self, name) for name in _MOMENT}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the readings of ``state_dict``; a running clock keeps running."""
+        """Continue from the readings of ``state_dict``; a running clock keeps running.
+
+        Args:
+            state_dict: The result of ``state_dict``.
+
+        Raises:
+            KeyError: A reading is missing; nothing is changed.
+        """
         epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
         self._seconds_before = float(state_dict["seconds"])
         self.epoch, self.update, self.samples = epoch, update, samples
@@ -91,10 +101,13 @@ class RunClock:
 class RunHistory(ABC):
     """The interface of histories, in which a trainer and its callbacks record metrics.
 
-    Derive from it to store metrics in your own format; ``InMemoryRunHistory`` is the default. Implement the abstract
-    methods: ``get_metric_names``, ``get_metric_values``, ``get_latest_metric``, ``update_metric``,
-    ``metric_name_prefix``, ``set_metric_name_prefix`` and ``reset``. The number of the epoch and the clock work even if
-    ``super().__init__()`` is never called.
+    Derive from it to store metrics in your own format, and pass an instance as ``run_history``; ``InMemoryRunHistory``
+    is the default. Implement the abstract methods: ``get_metric_names``, ``get_metric_values``, ``get_latest_metric``,
+    ``update_metric``, ``metric_name_prefix``, ``set_metric_name_prefix`` and ``reset``. The number of the epoch and the
+    clock work even if ``super().__init__()`` is never called.
+
+    Every process has its own history. The trainer records the same values in each of them: means over the samples of
+    all processes.
 
     Example:
         >>> from pa_core.tracking import RunHistory
@@ -104,7 +117,7 @@ class RunHistory(ABC):
         ...     def get_metric_names(self):
         ...         return set(self.values)
         ...     def get_metric_values(self, metric_name):
-        ...         return [self.values[metric_name]]
+        ...         return [self.values[metric_name]] if metric_name in self.values else []
         ...     def get_latest_metric(self, metric_name, default=...):
         ...         return self.values[metric_name] if default is ... else self.values.get(metric_name, default)
         ...     def update_metric(self, metric_name, metric_value):
@@ -124,16 +137,19 @@ class RunHistory(ABC):
 
     @cached_property
     def clock(self) -> RunClock:
-        """The position of the run, which the trainer advances."""
+        """The position of the run, which the trainer advances: epoch, updates, samples and seconds."""
         return RunClock()
 
     @property
     def current_epoch(self) -> int:
-        """The number of the current epoch, counted from 1."""
+        """The number of the current epoch, counted from 1; after the last epoch, the number of epochs plus 1."""
         return self.clock.epoch
 
     def increment_epoch(self) -> None:
-        """Begin the next epoch; the trainer calls this after the events of an epoch."""
+        """Begin the next epoch.
+
+        The trainer calls this after ``on_training_run_epoch_end``; callbacks must not call it.
+        """
         self._increment_epoch()
 
     def _increment_epoch(self) -> None:
@@ -142,20 +158,24 @@ class RunHistory(ABC):
 
     @abstractmethod
     def get_metric_names(self) -> Iterable[str]:
-        """Return the names of all recorded metrics, each once."""
+        """Return the full names of all recorded metrics, with their prefixes, each once, in any order."""
 
     @abstractmethod
     def get_metric_values(self, metric_name: str) -> Iterable[Any]:
-        """Return all values of a metric, in the order in which they were recorded; none if it was never recorded.
+        """Return all values of a metric, in the order in which they were recorded.
 
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
+
+        Returns:
+            The values, the oldest first; an empty iterable if the metric was never recorded.
         """
 
     def count_metric_values(self, metric_name: str) -> int:
-        """Return the number of recorded values of a metric.
+        """Return the number of recorded values of a metric; 0 if it was never recorded.
 
-        The default iterates over them; override it if the history can count faster.
+        Loggers call it to find metrics that were updated. The default iterates over the values; override it if the
+        history can count faster.
 
         Args:
             metric_name: The full name, with the prefix.
@@ -164,19 +184,27 @@ class RunHistory(ABC):
 
     @abstractmethod
     def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
-        """Return the latest value of a metric.
+        """Return the latest value of a metric, as it was recorded.
 
         Args:
             metric_name: The full name, with the prefix.
-            default: The result for a metric that was never recorded; without a default, that is an error.
+            default: The result for a metric that was never recorded.
+
+        Raises:
+            MetricNotFoundError: The metric was never recorded, and there is no default. Another history may raise
+                another error.
         """
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
         """Record a value of a metric at the current position of the run.
 
+        The trainer calls it with names such as "train_loss_epoch"; call it in callbacks and hooks for your own metrics.
+        Call it on every process with the same value: callbacks that save or stop read it there.
+
         Args:
-            metric_name: The name, without the prefix.
+            metric_name: The name, without the prefix: the history puts ``metric_name_prefix`` in front of it, and
+                nothing else. Add "train_" or "eval_" yourself if you want it in the name.
             metric_value: A plain value. Plots, tables, trackers and callbacks that watch a metric use values that are
                 numbers, or tensors with one element, and ignore other values.
         """
@@ -184,56 +212,71 @@ class RunHistory(ABC):
     @property
     @abstractmethod
     def metric_name_prefix(self) -> str:
-        """The prefix of the names of recorded metrics."""
+        """The prefix that ``update_metric`` puts in front of names; empty unless it was set."""
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
         """Set the prefix of the names of metrics recorded from now on, for example while evaluating other weights.
 
+        The trainer adds "intermediate_" to the prefix during an evaluation within an epoch, and restores it afterwards.
+        Restore it yourself if you set it.
+
         Args:
-            prefix: The prefix; the default removes it.
+            prefix: The prefix, which replaces the former prefix; the default removes it.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Remove all recorded values."""
+        """Remove all recorded values; the prefix may stay.
+
+        The trainer calls it when a new run starts, unless ``reset_run_history=False``, and then resets the clock
+        itself.
+        """
 
     def delete_metric(self, metric_name: str) -> None:
-        """Remove all values of a metric.
+        """Remove all values of a metric, for example a metric that was recorded by mistake.
 
         Args:
             metric_name: The full name, with the prefix.
 
         Raises:
-            NotImplementedError: This class of history cannot delete metrics.
+            NotImplementedError: This class of history cannot delete metrics; it has to override this method.
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot delete {metric_name!r}: override delete_metric to allow it."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a training state, ready for JSON: here the clock.
+        """Return the state for a training state, ready for JSON: here only the clock.
 
-        Override this and ``load_state_dict`` so that recorded values survive an interruption.
+        Override this and ``load_state_dict``, and call ``super()`` in both, so that recorded values survive an
+        interruption.
+
+        Returns:
+            A dictionary with the key "clock", and your keys.
         """
         return {"clock": self.clock.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the result of ``state_dict``."""
+        """Restore the result of ``state_dict``, when a run resumes.
+
+        Args:
+            state_dict: The result of ``state_dict``, of the same class of history.
+        """
         self.clock.load_state_dict(state_dict["clock"])
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRecord:
-    """A value of a metric with the moment of its recording.
+    """A value of a metric with the moment of its recording; ``InMemoryRunHistory.records`` returns them.
 
     Attributes:
         metric: The full name, with the prefix.
         value: The value.
         epoch: The epoch, counted from 1.
         update: The number of complete optimizer updates.
-        samples: The number of training samples in them.
-        seconds: The seconds since the run started.
+        samples: The number of training samples of all processes in them.
+        seconds: The seconds since the run started, without the time between an interruption and its resume.
 
     Example:
         >>> history = InMemoryRunHistory()
@@ -302,17 +345,28 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def get_metric_names(self) -> KeysView[str]:
-        """Return the names of all metrics, as a set in the order in which they were first recorded."""
+        """Return the full names of all metrics, as a set in the order in which they were first recorded."""
         return dict.fromkeys(self._metrics).keys()
 
     @override
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return all values of a metric, scalar tensors as plain numbers; none if it was never recorded."""
+        """Return all values of a metric, the oldest first, in a new list; it waits for values on an accelerator.
+
+        Args:
+            metric_name: The full name, with the prefix.
+
+        Returns:
+            The values, scalar tensors as plain numbers; an empty list if the metric was never recorded.
+        """
         return list(self._metrics[metric_name].read()) if metric_name in self._metrics else []
 
     @override
     def count_metric_values(self, metric_name: str) -> int:
-        """Return the number of recorded values of a metric."""
+        """Return the number of recorded values of a metric; 0 if it was never recorded.
+
+        Args:
+            metric_name: The full name, with the prefix.
+        """
         return len(self._metrics[metric_name].values) if metric_name in self._metrics else 0
 
     @override
@@ -334,6 +388,10 @@ class InMemoryRunHistory(RunHistory):
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
         """Record a value at the current position of the run, and the numbers in a mapping also under ``name_key``.
 
+        Args:
+            metric_name: The name, without the prefix.
+            metric_value: A number, a string, a tensor or an array, or a container of such values. A tensor is copied.
+
         Raises:
             ConfigurationError: The value, or an object in it, is not plain.
         """
@@ -345,21 +403,33 @@ class InMemoryRunHistory(RunHistory):
     @property
     @override
     def metric_name_prefix(self) -> str:
+        """The prefix that ``update_metric`` puts in front of names; empty by default."""
         return self._prefix
 
     @override
     def set_metric_name_prefix(self, prefix: str = "") -> None:
+        """Set the prefix of the names of metrics recorded from now on; recorded names stay.
+
+        Args:
+            prefix: The prefix, which replaces the former prefix; the default removes it.
+        """
         self._prefix = prefix
 
     @override
     def reset(self) -> None:
-        """Remove all values and go back to the first epoch; the prefix stays."""
+        """Remove all values and go back to the first epoch; the prefix stays.
+
+        The trainer calls it when a new run starts, unless ``reset_run_history=False``.
+        """
         self._metrics.clear()
         self.clock.reset()
 
     @override
     def delete_metric(self, metric_name: str) -> None:
         """Remove all values of a metric.
+
+        Args:
+            metric_name: The full name, with the prefix.
 
         Raises:
             MetricNotFoundError: The metric was never recorded.
@@ -382,20 +452,29 @@ class InMemoryRunHistory(RunHistory):
     def to_dict(self) -> dict[str, list[Any]]:
         """Return the numbers with their moments as columns of equal length, for ``pandas.DataFrame(...)``.
 
-        The columns are the attributes of ``MetricRecord``.
+        Returns:
+            A list for each attribute of ``MetricRecord``, by its name: "metric", "value", "epoch", "update", "samples"
+            and "seconds". Values that are not numbers are left out.
         """
         records = self.records()
         return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all values, the clock and the prefix: ready for JSON if all values are numbers."""
+        """Return all values, the clock and the prefix, for a training state.
+
+        Returns:
+            A dictionary that is ready for JSON if all values are numbers.
+        """
         metrics = {name: series.state_dict() for name, series in self._metrics.items()}
         return {**super().state_dict(), "metric_name_prefix": self._prefix, "metrics": metrics}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace everything with the result of ``state_dict``; tensors are then on the CPU.
+
+        Args:
+            state_dict: The result of ``state_dict``, even of an earlier version.
 
         Raises:
             CheckpointError: This is not the state of a history; the recorded values are kept.
