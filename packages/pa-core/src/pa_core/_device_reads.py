@@ -41,13 +41,22 @@ class ScalarTransfer(Generic[TagT]):
         self._under_way: deque[_Sent[TagT]] = deque()
 
     def send(self, scalar: Tensor, tag: TagT) -> None:
-        """Start the copy of a tensor with one element; ``tag`` is yielded with the number."""
+        """Start the copy of a tensor with one element to the host; it returns at once.
+
+        Args:
+            scalar: A tensor with one element, on any device; its graph is not kept, and later changes have no effect.
+            tag: An object that is yielded together with the number, for example the number of the batch.
+        """
         scalar = scalar.detach().reshape(())
         value, copied = copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
         self._under_way.append(_Sent(tag, value, copied))
 
     def arrived(self) -> Iterator[tuple[TagT, float]]:
-        """Yield the numbers that have arrived, with their tags, in the order in which they were sent."""
+        """Yield the numbers that have arrived, with their tags, in the order in which they were sent.
+
+        Call it after each ``send``, and iterate over the result. It does not wait, unless very many numbers are
+        pending.
+        """
         if len(self._under_way) >= _MOST_UNDER_WAY:
             yield from self.wait_for_all()
         while self._under_way and _is_there(self._under_way[0]):
@@ -55,7 +64,11 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def wait_for_all(self) -> Iterator[tuple[TagT, float]]:
-        """Wait for all numbers that were sent, and yield them with their tags, in the same order."""
+        """Wait for all numbers that were sent, and yield them with their tags, in the same order.
+
+        Call it at the end of an epoch, so that no number is lost. The numbers that ``arrived`` has yielded are not
+        repeated.
+        """
         while self._under_way:
             sent = self._under_way.popleft()
             if sent.copied is not None:
@@ -63,7 +76,7 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def clear(self) -> None:
-        """Drop all pending numbers."""
+        """Drop all pending numbers, for example when a new run starts."""
         self._under_way.clear()
 
 

@@ -140,7 +140,10 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a ``DTensor``, which is split over processes.
+    """Return whether a value is a ``DTensor``, which is split over processes.
+
+    Args:
+        value: Any object; False if it is not a tensor.
 
     Example:
         >>> is_sharded(nn.Linear(2, 1).weight)
@@ -151,7 +154,10 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` has split parameters of a module over processes.
+    """Return whether ``fully_shard`` has split parameters of a module over processes.
+
+    Args:
+        module: The module, with all of its layers.
 
     Example:
         >>> is_sharded_module(nn.Linear(2, 1))
@@ -185,6 +191,9 @@ def reshard(module: nn.Module) -> None:
 
 def local_piece(tensor: Tensor) -> Tensor:
     """Return this process's piece of a sharded tensor, which shares its memory, or the plain tensor itself.
+
+    Args:
+        tensor: A sharded or plain tensor. The pieces of the processes may have different shapes.
 
     Example:
         >>> weight = nn.Linear(2, 1).weight

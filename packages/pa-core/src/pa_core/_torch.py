@@ -101,10 +101,18 @@ def foreach(operation: str, *arguments: Any) -> Any:
 
 
 def non_persistent_buffers(module: nn.Module) -> set[str]:
-    """Return the names of a module's non-persistent buffers; a state dict would call the user's hooks.
+    """Return the names of a module's non-persistent buffers, without the buffers of its submodules.
+
+    A state dict tells them too, but would call the user's hooks.
 
     Args:
         module: The module.
+
+    Example:
+        >>> module = nn.Module()
+        >>> module.register_buffer("mask", None, persistent=False)
+        >>> non_persistent_buffers(module)
+        {'mask'}
     """
     return cast("set[str]", _private(module, "_non_persistent_buffers_set"))
 

@@ -104,7 +104,7 @@ class TrainerRunConfig:
         object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
 
     def keys(self) -> tuple[str, ...]:
-        """Return every name that can be read, so that ``dict(config)`` works."""
+        """Return the names of all values, in the order of the constructor, so that ``dict(config)`` works."""
         return tuple(entry.name for entry in fields(self))
 
     def __iter__(self) -> Iterator[str]:
@@ -139,6 +139,8 @@ class LoaderSettings(NamedTuple):
 def check_count(name: str, value: object, minimum: int = 1) -> None:
     """Raise an error unless a value is a whole number that is large enough.
 
+    Use it in the constructors of your callbacks.
+
     Args:
         name: The name of the argument, for the message.
         value: The value of the argument.
@@ -146,6 +148,12 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
 
     Raises:
         ConfigurationError: ``value`` is not an integer of at least ``minimum``.
+
+    Example:
+        >>> check_count("num_batches", 0)
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ConfigurationError: num_batches must be a whole number of at least 1, got 0.
     """
     accepted = not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= minimum
     if not accepted:

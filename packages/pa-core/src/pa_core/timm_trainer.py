@@ -15,14 +15,24 @@ from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 
 
 class TimmSchedulerLike(StatefulScheduler, Protocol):
-    """The interface of timm's schedulers."""
+    """The interface of timm's schedulers, for annotations; ``TrainerWithTimmScheduler`` has an example."""
 
     def step(self, epoch: int, metric: float | None = None) -> object:
-        """Set the value for the given number of completed epochs."""
+        """Set the learning rate at the end of an epoch.
+
+        Args:
+            epoch: The number of completed epochs of the run, 1 after the first.
+            metric: The evaluation loss of the epoch; None without an evaluation.
+        """
         ...
 
     def step_update(self, num_updates: int, metric: float | None = None) -> object:
-        """Set the value for the given number of completed optimizer updates."""
+        """Set the learning rate after an optimizer update.
+
+        Args:
+            num_updates: The number of completed optimizer updates of the run, 1 after the first.
+            metric: Not passed by the trainer.
+        """
         ...
 
 
@@ -58,6 +68,12 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def create_scheduler(self) -> TimmSchedulerLike | None:
+        """Create the scheduler of the run from ``create_scheduler_fn``; called once in each ``train()``.
+
+        Raises:
+            ConfigurationError: The scheduler has no ``step_update``, or its ``step`` is not called with an epoch and a
+                metric.
+        """
         scheduler = super().create_scheduler()
         steps_as_timm = type(self).scheduler_step is TrainerWithTimmScheduler.scheduler_step
         if scheduler is not None and steps_as_timm and not _follows_timm(scheduler):
@@ -72,11 +88,19 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def scheduler_step(self) -> None:
+        """Call ``scheduler.step_update`` with the number of updates, after each update.
+
+        The update in progress is counted already. An override need not call ``super()``.
+        """
         if self.scheduler is not None:
             self.scheduler.step_update(num_updates=self.num_updates_completed + 1)
 
     @override
     def training_run_epoch_end(self) -> None:
+        """Call ``scheduler.step`` with the number of epochs and the evaluation loss.
+
+        An override has to call ``super()``. With several evaluation sets, the loss is the loss of the first set.
+        """
         if self.scheduler is not None:
             name = next((f"eval_{name}_loss_epoch" for name in self.eval_sets), "eval_loss_epoch")
             evaluated = self.eval_dataset is not None and self.is_evaluated_in_epoch(name)

@@ -48,19 +48,29 @@ class BatchOutput(TypedDict):
 
 
 class SupportsStateDict(Protocol):
-    """An object whose state can be saved and restored, for example a module or an optimizer."""
+    """An object whose state can be saved and restored, for example a module, an optimizer or your own counter.
+
+    It is the type of the arguments of ``register_for_checkpointing``; any class with these two methods fits.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as a dictionary."""
+        """Return the state as a dictionary of tensors, numbers, strings and containers of them."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Restore a state that ``state_dict`` returned."""
+        """Restore a state that ``state_dict`` returned; the result is ignored.
+
+        Args:
+            state_dict: The state, with string keys.
+        """
         ...
 
 
 class StatefulScheduler(SupportsStateDict, Protocol):
-    """A scheduler whose state can be saved and restored, which checkpoints need."""
+    """A scheduler whose state can be saved and restored, which checkpoints need; how it is stepped is left open.
+
+    It is the type of ``trainer.scheduler`` in annotations of callbacks.
+    """
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
@@ -72,7 +82,7 @@ class SchedulerLike(StatefulScheduler, Protocol):
 
     @property
     def step(self) -> Callable[..., object]:
-        """Advance the schedule by an optimizer update or an epoch."""
+        """Advance the schedule by an optimizer update or an epoch; the trainer calls it after the optimizer's step."""
         ...
 
 
@@ -80,7 +90,10 @@ _Item_co = TypeVar("_Item_co", covariant=True, default=Any)
 
 
 class SizedIterable(Protocol[_Item_co]):
-    """A loader that the loop accepts: it has a length, and can be iterated over repeatedly."""
+    """A loader that the loop accepts: it has a length, and can be iterated over repeatedly, once for each epoch.
+
+    Use it to annotate loaders of any class: a ``DataLoader``, or a list of batches.
+    """
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -97,10 +110,17 @@ PredictionT_contra = TypeVar("PredictionT_contra", default=Any, contravariant=Tr
 
 
 class PredictsBatches(Protocol[PredictionT_co]):
-    """A trainer with ``predict_batch``, whose return type is the type that ``predict()`` yields."""
+    """A trainer with ``predict_batch``, whose return type is the type that ``predict()`` yields.
+
+    Only annotations need it; ``Trainer`` fits.
+    """
 
     def predict_batch(self, batch: Any, /) -> PredictionT_co:
-        """Return the predictions for a batch."""
+        """Return the predictions for a batch, which ``predict()`` yields or writes.
+
+        Args:
+            batch: A batch of the loader, on the device.
+        """
         ...
 
 
@@ -117,7 +137,12 @@ class PredictionWriter(Protocol[PredictionT_contra]):
     """
 
     def __call__(self, predictions: PredictionT_contra, positions: range, /) -> object:
-        """Write the predictions for the samples at some positions of the dataset."""
+        """Write the predictions for the samples at some positions of the dataset; the result is ignored.
+
+        Args:
+            predictions: The result of ``predict_batch`` for a batch, with its tensors on the CPU.
+            positions: The positions of the samples in the dataset.
+        """
         ...
 
 

@@ -98,12 +98,21 @@ class SaveBestModelCallback(TrainerCallback):
 
     @property
     def path(self) -> Path:
-        """The file; a relative ``save_path`` is in the working directory at the start of the run."""
+        """The file of the best model; a relative ``save_path`` is in the working directory at the start of the run."""
         return self._started_in / self.save_path
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Check that the model can be saved, and forget the best value of earlier runs, if configured to."""
+        """Check that the model can be saved, and forget the best value of earlier runs if ``reset_on_train`` is True.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: No evaluation of the run records the metric.
+            CheckpointError: The file cannot be written.
+        """
         require_watchable(trainer, self.watch_metric)
         self._started_in = Path.cwd()
         self._trained = None
@@ -114,14 +123,28 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Save the model within an epoch, if the metric is from evaluations there."""
+        """Save the model within an epoch, if the metric begins with ``intermediate_`` and has improved.
+
+        Args:
+            trainer: The trainer.
+            is_intermediate: Whether the evaluation is within a training epoch; otherwise nothing happens.
+            **kwargs: Not used.
+        """
         is_of_set = trainer.eval_set_of_metric(self.watch_metric) in (None, trainer.eval_name)
         if is_intermediate and is_of_set and self.watch_metric.startswith(trainer.run_history.metric_name_prefix):
             self._save_if_better(trainer)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save the model if it is better than before."""
+        """Save the model if the metric was evaluated in this epoch and has improved.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            MetricNotFoundError: The metric was not recorded.
+        """
         if trainer.is_evaluated_in_epoch(self.watch_metric):
             self._save_if_better(trainer)
 
@@ -140,12 +163,24 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Load the best model, if it exists and the arguments say so."""
+        """Load the best model, if it exists and ``load_saved_checkpoint`` is True.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self.load_saved_checkpoint and self.best.value is not None and not trainer.was_complete:
             self.load_best(trainer)
 
     def save_best(self, trainer: AnyTrainer) -> None:
-        """Write the file; override this to save other values or in another format."""
+        """Write the file; override this to save other values or in another format.
+
+        Called on every process at each improvement, after ``best`` was updated. An override need not call ``super()``;
+        then override ``load_best`` too, which expects a file of ``save_checkpoint`` with the values of ``best``.
+
+        Args:
+            trainer: The trainer.
+        """
         trainer.save_checkpoint(
             self.path,
             checkpoint_kwargs=self._what_identifies_the_best(),
@@ -156,6 +191,11 @@ class SaveBestModelCallback(TrainerCallback):
 
     def load_best(self, trainer: AnyTrainer) -> None:
         """Load the file that ``save_best`` wrote.
+
+        Called on every process at the end of the run, if ``load_saved_checkpoint`` is True and a model was saved.
+
+        Args:
+            trainer: The trainer, whose model, and optimizer and scheduler if they were saved, are changed.
 
         Raises:
             CheckpointError: The file is missing, or another run has replaced it. The model is not changed then.
@@ -174,12 +214,16 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its epoch."""
+        """Return the best value and its epoch, for a training state."""
         return self.best.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value of a resumed run."""
+        """Restore the best value of a resumed run, so that only a better model replaces the file.
+
+        Args:
+            state_dict: The result of ``state_dict``.
+        """
         self.best.load_state_dict(state_dict)
 
     def _require_writable(self, trainer: AnyTrainer) -> None:

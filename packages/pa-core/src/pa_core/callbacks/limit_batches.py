@@ -45,7 +45,12 @@ class LimitBatchesCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Replace the loaders of the run by their first batches."""
+        """Replace the training loader and the evaluation loaders of the run by their first batches.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         # The training loader is None before the first training, and that of the previous training in an evaluation.
         training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
@@ -54,11 +59,32 @@ class LimitBatchesCallback(TrainerCallback):
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print that predictions are not limited."""
+        """Print that predictions are not limited, because all samples of the dataset are predicted.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         trainer.print(f"predict() is not limited to {self.num_batches} batches: it predicts all samples of the dataset")
 
     def limited(self, loader: SizedIterable) -> SizedIterable:
-        """Return the first batches of a loader."""
+        """Return a loader of the first ``num_batches`` batches of another loader.
+
+        Use it for loaders that the trainer does not know, as in ``trainer.change_eval_dataloaders(callback.limited)``.
+
+        Args:
+            loader: A loader of batches, not a list of samples: any iterable with a length, which can be iterated over
+                repeatedly. It is not changed.
+
+        Returns:
+            A loader with a length of at most ``num_batches``, on each process; ``loader`` itself if it is limited at
+            least as much already.
+
+        Example:
+            >>> from pa_core import LimitBatchesCallback
+            >>> list(LimitBatchesCallback(2).limited([[0, 1], [2, 3], [4, 5]]))
+            [[0, 1], [2, 3]]
+        """
         return first_batches(loader, self.num_batches)
 
 
@@ -128,7 +154,13 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Replace the loader by its first batches."""
+        """Replace ``trainer.eval_dataloader`` by its first batches, if this evaluation is limited.
+
+        Args:
+            trainer: The trainer.
+            is_intermediate: Whether the evaluation is within a training epoch.
+            **kwargs: Not used.
+        """
         self._restore(trainer)
         loader = trainer.eval_dataloader
         is_limited = is_intermediate or not self.limit_intermediate_only
@@ -138,17 +170,33 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Restore the whole loader."""
+        """Restore the whole loader after the evaluation.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._restore(trainer)
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Restore the whole loader."""
+        """Restore the whole loader, because the evaluation does not end.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._restore(trainer)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Restore the whole loader."""
+        """Restore the whole loader, because the evaluation does not end.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         self._restore(trainer)
 
     def _restore(self, trainer: AnyTrainer) -> None:

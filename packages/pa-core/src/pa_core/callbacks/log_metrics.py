@@ -62,7 +62,12 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a run, whose rows show all metrics unless they are sent elsewhere."""
+        """Begin a run, whose rows show all metrics unless they are sent elsewhere.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._updated = None
         display = _display(trainer)
         if display is not None and self._only_prints:
@@ -70,37 +75,72 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Skip the metrics recorded before this run; the history is reset or restored by now."""
+        """Skip the metrics recorded before this run; the history is reset or restored by now.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._skip_earlier_runs(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Skip the metrics recorded before this run, if it only evaluates."""
+        """Skip the metrics recorded before this run, if it only evaluates.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._skip_earlier_runs(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log the metrics of the training."""
+        """Pass the updated metrics with ``train`` in their names to ``log_metrics``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._log_updated(trainer, lambda name: "train" in name)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log all other metrics."""
+        """Pass the updated metrics without ``train`` in their names to ``log_metrics``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._log_updated(trainer, lambda name: "train" not in name)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log the metrics that were updated after the evaluation, or without an evaluation."""
+        """Pass the metrics that were updated after the evaluation, or without it, to ``log_metrics``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._log_updated(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log the metrics that later callbacks recorded at the end of the last epoch."""
+        """Pass the metrics that later callbacks recorded at the end of the last epoch to ``log_metrics``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._log_updated(trainer)
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log the metrics that were updated after the evaluation."""
+        """Pass the metrics that were updated after the evaluation to ``log_metrics``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._log_updated(trainer)
 
     def _skip_earlier_runs(self, trainer: AnyTrainer) -> None:

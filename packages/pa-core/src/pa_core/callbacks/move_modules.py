@@ -38,17 +38,32 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Move the modules."""
+        """Move the modules to ``trainer.device`` when ``train()`` starts.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         _move_modules(trainer)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Move the modules."""
+        """Move the modules to ``trainer.device`` when ``evaluate()`` starts.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         _move_modules(trainer)
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Move the modules."""
+        """Move the modules to ``trainer.device`` when ``predict()`` starts.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         _move_modules(trainer)
 
 

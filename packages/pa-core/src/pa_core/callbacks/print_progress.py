@@ -89,12 +89,22 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a table."""
+        """Begin a table without rows, because a new run starts.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._begin_table()
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the length and the settings of the run, unless nothing is left to run."""
+        """Print the length and the settings of the run, unless nothing is left to run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._run_since = self._epoch_since = trainer.run_history.clock.seconds
         self._training = _TrainingTime()
         if trainer.was_complete:
@@ -128,7 +138,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the metrics recorded after the last row, and start the clock of the epoch."""
+        """Print the metrics recorded after the last row, and start the clock of the epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._skip_earlier_runs(trainer)
         self._print_late(trainer)
         self._print_what_thawed(trainer)
@@ -138,19 +153,36 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
-        """Leave out the time in which nothing was trained."""
+        """Leave out the time in which a resumed run skips batches.
+
+        Args:
+            trainer: The trainer.
+            steps: The number of steps of the epoch that are done.
+            **kwargs: Not used.
+        """
         self._epoch_since = trainer.run_history.clock.seconds
         self._training.start(trainer.run_history.clock)
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Leave out the time of the first update, in which workers start and a model may be compiled."""
+        """Leave out the time of the first update, in which workers start and a model may be compiled.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         if not self._training.is_warm:
             self._training.warm_up(trainer.run_history.clock)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training, and keep its metrics for the row."""
+        """Stop the clock of the training, and keep its metrics for the row.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._print_late(trainer, INTERMEDIATE_PREFIX)
         self._stop_training(trainer)
         self._keep_updated(trainer, lambda name: "train" in name)
@@ -158,7 +190,13 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Stop the clock of the training."""
+        """Stop the clock of the training.
+
+        Args:
+            trainer: The trainer.
+            is_intermediate: Whether the evaluation is within a training epoch.
+            **kwargs: Not used.
+        """
         self._skip_earlier_runs(trainer)
         if is_intermediate and not self._is_within_epoch:
             self._print_late(trainer, INTERMEDIATE_PREFIX)
@@ -168,7 +206,14 @@ class PrintProgressCallback(TrainerCallback):
     def on_eval_epoch_end(
         self, trainer: AnyTrainer, *, is_intermediate: bool = False, num_sets_to_come: int = 0, **kwargs: Any
     ) -> None:
-        """Keep the metrics, and print the row of an evaluation within the epoch after the last of its sets."""
+        """Keep the metrics, and print the row of an evaluation within the epoch after the last of its sets.
+
+        Args:
+            trainer: The trainer.
+            is_intermediate: Whether the evaluation is within a training epoch.
+            num_sets_to_come: The number of evaluation sets that are evaluated after the current set.
+            **kwargs: Not used.
+        """
         self._keep_updated(trainer, lambda name: "train" not in name)
         if not is_intermediate:
             return
@@ -179,7 +224,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the row of the epoch."""
+        """Print the row of the epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._keep_updated(trainer)
         self._print_row(trainer)
 
@@ -187,7 +237,13 @@ class PrintProgressCallback(TrainerCallback):
     def on_stop_training_error(
         self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
     ) -> None:
-        """Print the metrics of an incomplete epoch, and why the run stops."""
+        """Print the metrics of an incomplete epoch, and why the run stops.
+
+        Args:
+            trainer: The trainer.
+            error: The error that stops the run.
+            **kwargs: Not used.
+        """
         self._print_row(trainer)
         self._stop_training(trainer)
         reason = str(error) or type(error).__name__
@@ -195,12 +251,23 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print the metrics of an incomplete epoch."""
+        """Print the metrics of an incomplete epoch, before the traceback.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         self._print_row(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the length and the speed of the run, and the table of the metrics."""
+        """Print the length and the speed of the run, and the table of the metrics.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if not trainer.was_complete:
             ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
             rate = self._training.rate_of_run()
@@ -213,7 +280,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print that the evaluation starts."""
+        """Print the number of batches and the settings of ``evaluate()``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         lengths = [length_of(loader) for loader in trainer.eval_dataloaders.values()]
         if trainer.eval_dataloader is not None and not lengths:
             lengths = [length_of(trainer.eval_dataloader)]
@@ -225,7 +297,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print that the evaluation has ended, and its metrics."""
+        """Print the time and the metrics of ``evaluate()``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         seconds = trainer.run_history.clock.seconds - self._run_since
         print_once(trainer, f"Evaluation ended in {_duration(seconds)}")
         self._keep_updated(trainer)

@@ -52,52 +52,101 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the bar of the run."""
+        """Open the bar of the run, if it has several epochs.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._only_evaluates = False
         self._run = _draw_run_bar(trainer)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Move the bar of the run on."""
+        """Advance the bar of the run to the end of the epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._show_run(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the bar of the run."""
+        """Close the bar of the run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._close_run()
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Remember that the evaluation does not belong to an epoch."""
+        """Remember that the evaluation does not belong to an epoch, for its title.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._only_evaluates = True
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the display of a training epoch."""
+        """Open the display of a training epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._show_run(trainer)
         title = f"Epoch {trainer.run_history.current_epoch}"
         self._begin(trainer, "train", title, _num_batches_to_train(trainer))
 
     @override
     def on_train_steps_skipped(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
-        """Start at the position of the interruption, or show how far the loader has skipped batches."""
+        """Start at the position of the interruption, or show how far the loader has skipped batches.
+
+        Args:
+            trainer: The trainer.
+            steps: The number of steps of the epoch that are done.
+            **kwargs: Not used.
+        """
         if "train" in self._open:
             self._open["train"].skip(trainer, steps)
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
-        """Count the batch."""
+        """Count the batch, and show the mean loss so far from time to time.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step; only its ``batch_size`` is read.
+            **kwargs: Not used.
+        """
         if "train" in self._open and self._open["train"].step(trainer, batch_output["batch_size"]):
             self._show_run(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the display."""
+        """Close the display of the training epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._close(trainer, "train", is_complete=True)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Open the display of an evaluation epoch, below the display of a training epoch."""
+        """Open the display of an evaluation, below the display of a training epoch.
+
+        Args:
+            trainer: The trainer.
+            is_intermediate: Whether the evaluation is within a training epoch.
+            **kwargs: Not used.
+        """
         if trainer.eval_dataloader is None:
             return
         title, name = f"Epoch {trainer.run_history.current_epoch} eval ", trainer.eval_name or ""
@@ -108,13 +157,25 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
-        """Count the batch."""
+        """Count the batch of the evaluation.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step; only its ``batch_size`` is read.
+            **kwargs: Not used.
+        """
         if "eval" in self._open:
             self._open["eval"].step(trainer, batch_output["batch_size"])
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the display of the evaluation, and resume the display of the training."""
+        """Close the display of the evaluation, and resume the display of the training.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         evaluation, training = self._open.get("eval"), self._open.get("train")
         self._close(trainer, "eval", is_complete=True)
         if evaluation is not None and training is not None:
@@ -122,29 +183,57 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
-        """Open the display of a prediction."""
+        """Open the display of a prediction.
+
+        Args:
+            trainer: The trainer.
+            num_batches: The number of batches that this process predicts.
+            **kwargs: Not used.
+        """
         self._begin(trainer, "prediction", "Prediction", num_batches)
 
     @override
     def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
-        """Count the batch."""
+        """Count the batch of the prediction.
+
+        Args:
+            trainer: The trainer.
+            batch_size: The number of samples in the batch.
+            **kwargs: Not used.
+        """
         if "prediction" in self._open:
             self._open["prediction"].step(trainer, batch_size)
 
     @override
     def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the display."""
+        """Close the display of the prediction.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._close(trainer, "prediction", is_complete=False)
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close all bars."""
+        """Close the displays of the epoch, before the reason is printed.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         for phase in reversed(list(self._open)):
             self._close(trainer, phase, is_complete=False)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Close all bars, so that the traceback starts on its own line."""
+        """Close all bars, so that the traceback starts on its own line.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         self.on_stop_training_error(trainer)
         self._close_run()
 

@@ -142,7 +142,16 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Check that states can be saved, and begin to watch for signals."""
+        """Check that states can be saved, and begin to watch for signals.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            CheckpointError: The folder or the object store cannot be used, or an object of the run cannot be saved.
+            FolderInUseError: Another run is saving its states there.
+        """
         self._has_requested = self._is_lost = False
         self._uploads = self._watch = self._newest = None
         self._folder = Path(os.path.realpath(self.save_dir))
@@ -166,7 +175,15 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save if it is time, or request it from all processes if it is time on the clock of the first process."""
+        """Save after every ``save_every_n_steps`` updates, or request a state after ``save_every_n_seconds``.
+
+        The clock of the first process counts; all processes save after one of the next updates.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
             self._save(trainer, f"step_{update}")
         elif self.save_every_n_seconds is not None and not self._has_requested and distributed.rank() == 0:
@@ -176,7 +193,15 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save, unless another callback with ``save_every_n_seconds`` may have made the request."""
+        """Save a state, which some process has requested.
+
+        If several callbacks save states, those with ``save_every_n_seconds`` answer the request.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         callbacks = trainer.callback_handler.callbacks
         periods = [
             callback.save_every_n_seconds for callback in callbacks if isinstance(callback, SaveTrainingStateCallback)
@@ -186,23 +211,44 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save if it is time."""
+        """Save after every ``save_every_n_epochs`` epochs.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self.save_every_n_epochs is not None and trainer.num_epochs_completed % self.save_every_n_epochs == 0:
             self._save(trainer, f"epoch_{trainer.num_epochs_completed}")
 
     @override
     def on_preemption(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save the last state of this process."""
+        """Save the last state of this process, before ``TrainingPreempted`` is raised.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._save(trainer, f"step_{trainer.num_updates_completed}")
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Remember that the run cannot be resumed from its end."""
+        """Note whether a loss was not finite, after which no final state is saved.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: ``error``, the error that stops the run.
+        """
         self._is_lost = isinstance(kwargs["error"], NonFiniteLossError)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print the newest state after a preemption or Ctrl-C."""
+        """Print the newest state after a preemption or Ctrl-C; nothing is saved here.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         if isinstance(exception, TrainingPreempted):
             number = None if self._watch is None else self._watch.received
             by = "" if number is None else f" by {number.name}"
@@ -214,7 +260,14 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save the state of the complete run; a run that ended because of a loss that is not finite is not complete."""
+        """Save the state of the complete run as ``final``, if ``save_at_end`` is True.
+
+        A run that ended because of a loss that is not finite is not complete.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self.save_at_end and not (trainer.was_complete or self._is_lost):
             self._save(trainer, "final")
 

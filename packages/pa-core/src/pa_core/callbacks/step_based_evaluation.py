@@ -56,7 +56,15 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for a run without a dataset to evaluate."""
+        """Raise an error for a run without a dataset to evaluate.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: There is no evaluation dataset, or no set with a name of ``eval_names``.
+        """
         if trainer.eval_dataloader is None:
             raise ConfigurationError(
                 "StepBasedEvaluationCallback has no evaluation dataset to evaluate. Pass eval_dataset to "
@@ -78,7 +86,15 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Evaluate if it is time."""
+        """Evaluate after every ``eval_every_n_steps`` updates, except at the end of an epoch.
+
+        The evaluation after the epoch follows there.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         if update % self.eval_every_n_steps != 0 or update == trainer.run_config.max_num_train_steps:
             return
         if not trainer.epoch_lengths.is_end_of_epoch(update):

@@ -47,46 +47,110 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Drop the losses of an earlier run."""
+        """Drop the losses of an earlier run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._losses.clear()
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Drop the losses of an earlier run."""
+        """Drop the losses of an earlier run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._losses.clear()
 
     @override
     def on_train_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Check the loss of a training batch."""
+        """Check the loss of a training batch, or on an accelerator begin to copy it.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step; only its loss and number of items are read.
+            step: The number of the batch in the epoch, from 1.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._look_at(trainer, batch, batch_output, "training", step)
 
     @override
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Check the loss of an evaluation batch."""
+        """Check the loss of an evaluation batch, or on an accelerator begin to copy it.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step; only its loss and number of items are read.
+            step: The number of the batch in the epoch, from 1.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._look_at(trainer, batch, batch_output, "evaluation", step)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been checked yet."""
+        """Wait for the losses that have not been checked yet, and check them.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the training losses, so that a diverged model is not evaluated."""
+        """Wait for the training losses, so that a diverged model is not evaluated.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been checked yet."""
+        """Wait for the losses that have not been checked yet, and check them.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._require_finite(self._losses.wait_for_all())
 
     @override
     def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been checked yet, so that a diverged run is not saved."""
+        """Wait for the losses that have not been checked yet, so that a diverged run is not saved.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
         self._require_finite(self._losses.wait_for_all())
 
     def _look_at(self, trainer: AnyTrainer, batch: Any, output: BatchOutput, phase: str, step: int) -> None:

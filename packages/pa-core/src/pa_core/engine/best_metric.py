@@ -74,7 +74,11 @@ class BestMetric:
         self.epoch: int | None = None
 
     def is_improved_by(self, value: float) -> bool:
-        """Return whether ``value`` is better than the best value so far; without changing anything."""
+        """Return whether a value is better than the best value so far, without keeping it.
+
+        Args:
+            value: The value of the metric; NaN is never better.
+        """
         if math.isnan(value):
             return False
         if self.value is None:
@@ -83,7 +87,12 @@ class BestMetric:
         return gain > 0 and gain >= self.min_change
 
     def update(self, value: float, epoch: int) -> bool:
-        """Keep ``value`` if it is an improvement, and return whether it is."""
+        """Keep a value if it is better than the best value so far, and return whether it is.
+
+        Args:
+            value: The value of the metric, the same on every process.
+            epoch: The number of its epoch, for example ``trainer.run_history.current_epoch``.
+        """
         improved = self.is_improved_by(value)
         if improved:
             self.value = value
@@ -96,16 +105,20 @@ class BestMetric:
         return f"<{type(self).__name__}: {best}, {'greater' if self.greater_is_better else 'lower'} is better>"
 
     def reset(self) -> None:
-        """Remove the best value."""
+        """Remove the best value, for example when a new run starts: the next number is an improvement."""
         self.value = None
         self.epoch = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its epoch."""
+        """Return the best value and its epoch, as "value" and "epoch", for the ``state_dict`` of your callback."""
         return {"value": self.value, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the result of ``state_dict``."""
+        """Restore the result of ``state_dict``.
+
+        Args:
+            state_dict: A dictionary with "value" and "epoch".
+        """
         self.value = state_dict["value"]
         self.epoch = state_dict["epoch"]
 
@@ -113,10 +126,22 @@ class BestMetric:
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     """Raise an error for a metric to watch that no evaluation of the run records; call it when a run starts.
 
-    That is the loss of an evaluation without an evaluation dataset, or of a single dataset if the sets have names.
+    That is the loss of an evaluation without an evaluation dataset, or of a single dataset if the sets have names. For
+    the name of a loss without ``_epoch``, a warning is shown.
+
+    Args:
+        trainer: The trainer, as passed to ``on_training_run_start``.
+        metric_name: The full name of the metric that your callback will watch.
 
     Raises:
         ConfigurationError: The metric would never be recorded.
+
+    Example:
+        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> from pa_core.callbacks import require_watchable
+        >>> class WatchLoss(TrainerCallback):
+        ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+        ...         require_watchable(trainer, "eval_loss_epoch")
     """
     if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
         named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
@@ -145,9 +170,21 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     Use it in callbacks that save or stop, which all processes must do together: a metric that each process computes
     itself could differ, so the value of the first process counts. Every process must call this.
 
+    Args:
+        trainer: The trainer.
+        metric_name: The full name of the metric, for example "eval_loss_epoch".
+
     Raises:
         MetricNotFoundError: No value was recorded under this name.
         ConfigurationError: The latest value is not a number.
+
+    Example:
+        >>> from pa_core import AnyTrainer, StopTrainingError, TrainerCallback
+        >>> from pa_core.callbacks import watched_value
+        >>> class StopWhenGood(TrainerCallback):
+        ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+        ...         if watched_value(trainer, "eval_loss_epoch") < 0.1:
+        ...             raise StopTrainingError("The loss is below 0.1.")
     """
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
@@ -258,13 +295,16 @@ def direction_in_name(metric_name: str) -> bool | None:
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
     """Return whether a higher value is better, and warn if that contradicts the name of the metric.
 
-    For a loss, a lower value is better, even if the caller says otherwise; for other metrics, the caller decides.
-
-    Call it in the constructor of a callback.
+    For a loss, a lower value is better, even if the caller says otherwise; for other metrics, the caller decides. Call
+    it in the constructor of a callback, whose ``greater_is_better`` has the default ``FALSE_BY_DEFAULT``.
 
     Args:
         watch_metric: The metric that the callback judges by.
         greater_is_better: The argument of the caller, or ``FALSE_BY_DEFAULT``.
+
+    Example:
+        >>> resolve_direction("eval_accuracy", True)
+        True
     """
     problem = ""
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):

@@ -49,6 +49,9 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
 class Part:
     """Modules that the same loss trains, and whose gradients are exchanged together on several processes.
 
+    Exchanges get parts from the run, and read ``modules``, ``optimizers``, ``parameters()`` and ``is_plain()``; scripts
+    do not construct them. A trainer has a single part; a ``Run`` with several optimizers has a part for each.
+
     Args:
         accelerator: The accelerator of the run.
         num_averaged: The number of processes that gradients are averaged over.
@@ -63,6 +66,13 @@ class Part:
         is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need a context.
         is_sharded: Whether ``fully_shard`` has split some weights over the processes, whose gradients it exchanges.
             Then all processes call the modules equally often.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> part = Part(Accelerator(), num_averaged=1, scales_all=False)
+        >>> part.start({"model": nn.Linear(2, 1)})
+        >>> [*part.modules], part.has_gradients()
+        (['model'], False)
     """
 
     def __init__(
@@ -105,7 +115,7 @@ class Part:
         return self._plain is None or id(parameter) in self._plain
 
     def close(self) -> None:
-        """End the training."""
+        """End the training, and forget the modules; the run calls it."""
         self.modules, self._sharded, self._plain, self.is_split = {}, None, None, False
 
     @contextmanager
@@ -157,12 +167,12 @@ class Part:
         return parameters if self._sharded is None else self._sharded.unsharded(parameters)
 
     def step(self) -> None:
-        """Step the optimizers."""
+        """Step the optimizers; the run calls it after the exchange has finished."""
         for optimizer in self.optimizers.values():
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Clear the gradients of the parameters of the optimizers."""
+        """Clear the gradients of the parameters of the optimizers; the run calls it after the step."""
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
 

@@ -197,7 +197,7 @@ class ResumableWriter:
         self._folder.remove()
 
     def close(self) -> None:
-        """Release the folder, so that other runs can write to it."""
+        """Release the folder, so that other runs can write to it; call it on every process, even after an exception."""
         if self._folder is not None:
             self._folder.close()
 

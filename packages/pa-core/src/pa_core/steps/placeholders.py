@@ -183,6 +183,18 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
+        """Return the number of this placeholder for the values of a run; the trainer calls it.
+
+        Args:
+            values: The numbers of the run, by the value of each member.
+
+        Raises:
+            ConfigurationError: The run has no such number, for example no evaluation loader.
+
+        Example:
+            >>> TrainerPlaceholderValues.NUM_EPOCHS.resolve({"num_epochs": 3})
+            3
+        """
         if self._value_ not in values:
             raise ConfigurationError(
                 f"{self} has no value in this run, only values for {', '.join(values) or 'nothing'}. Use another, or "

@@ -35,7 +35,13 @@ class PlotStyle(NamedTuple):
     curves: tuple[str, ...]
 
     def dress(self, axes: Axes) -> None:
-        """Apply the colours and a faint grid to axes, and hide two of the four spines."""
+        """Apply the colours and a faint grid to axes, and hide two of the four spines.
+
+        Call it after the titles and the labels are set.
+
+        Args:
+            axes: The axes of matplotlib, which are changed.
+        """
         axes.set_facecolor(self.ground)
         axes.title.set_color(self.text)
         for side in ("left", "center", "right"):
@@ -49,7 +55,15 @@ class PlotStyle(NamedTuple):
         axes.spines[["left", "bottom"]].set_color(self.faint_text)
 
     def save(self, figure: Figure, path: str | Path) -> Path:
-        """Save a picture atomically, as PNG unless the suffix says otherwise; missing folders are created."""
+        """Save a picture atomically, as PNG unless the suffix says otherwise; missing folders are created.
+
+        Args:
+            figure: The figure of matplotlib.
+            path: The file, which is replaced if it exists.
+
+        Returns:
+            The path.
+        """
         path = Path(path)
         picture_format = path.suffix.removeprefix(".") or "png"
         atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150, facecolor=self.ground))
@@ -73,7 +87,10 @@ DARK = PlotStyle(
 
 
 def plot_style(*, dark: bool) -> PlotStyle:
-    """Return the style for dark or for light pages.
+    """Return the style for dark or for light pages, for your own pictures.
+
+    Args:
+        dark: True for light text on a dark background.
 
     Example:
         >>> plot_style(dark=True).ground
