@@ -98,15 +98,16 @@ class ModelEmaCallback(SaveBestModelCallback):
     Example:
         >>> import tempfile, torch
         >>> from pa_callbacks_extra import ModelEmaCallback
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     average = ModelEmaCallback(decay=0.5, save_path=f"{folder}/ema_model.pt")
-        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[average])
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[average, *DEFAULT_CALLBACKS])
         ...     trainer.train(samples, num_epochs=3, eval_dataset=samples)
-        ...     saved = torch.load(f"{folder}/ema_model.pt", weights_only=True)
+        ...     saved = torch.load(f"{folder}/ema_model.pt", weights_only=True)  # doctest: +ELLIPSIS
+        Training starts: 3 epochs ...
         >>> torch.equal(saved["model_state_dict"]["weight"], average.ema.module.state_dict()["weight"])
         True
         >>> len(list(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")))

@@ -40,12 +40,14 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     Example:
         >>> import torch
         >>> from pa_callbacks_extra import ConvertSyncBatchNormCallback
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
-        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[ConvertSyncBatchNormCallback])
-        >>> trainer.train(samples, num_epochs=1)  # the same script trains on several processes
+        >>> callbacks = [*DEFAULT_CALLBACKS, ConvertSyncBatchNormCallback]
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=callbacks)
+        >>> trainer.train(samples, num_epochs=1)  # on several processes, too  # doctest: +ELLIPSIS
+        Training starts: 1 epoch ...
         >>> type(model[1]).__name__
         'BatchNorm1d'
     """

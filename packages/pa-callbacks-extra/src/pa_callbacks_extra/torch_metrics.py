@@ -89,11 +89,13 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         >>> from torchmetrics import MetricCollection
         >>> from torchmetrics.classification import MulticlassAccuracy
         >>> from pa_callbacks_extra import TorchMetricsCallback
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
         >>> from pa_core.testing import TinyClassifier, make_classification
         >>> metrics = TorchMetricsCallback(MetricCollection({"accuracy": MulticlassAccuracy(num_classes=3)}))
-        >>> trainer = Trainer(TinyClassifier(), torch.nn.CrossEntropyLoss(), None, callbacks=[metrics])
-        >>> _ = trainer.evaluate(make_classification(30))
+        >>> callbacks = [metrics, *DEFAULT_CALLBACKS]
+        >>> trainer = Trainer(TinyClassifier(), torch.nn.CrossEntropyLoss(), None, callbacks=callbacks)
+        >>> _ = trainer.evaluate(make_classification(30))  # doctest: +ELLIPSIS
+        Evaluation...
         >>> 0 <= trainer.run_history.get_latest_metric("evaluation_accuracy") <= 1
         True
     """

@@ -96,13 +96,15 @@ class TrackerCallback(LogMetricsCallback):
     Example:
         >>> import tempfile, torch
         >>> from pa_callbacks_extra import TrackerCallback
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     track = TrackerCallback("tensorboard", "line", logging_dir=folder)
-        ...     Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[track]).train(samples, num_epochs=1)
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, track])
+        ...     trainer.train(samples, num_epochs=1)  # doctest: +ELLIPSIS
+        Training starts: 1 epoch ...
     """
 
     def __init__(

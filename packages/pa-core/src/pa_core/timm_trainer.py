@@ -39,8 +39,15 @@ class TimmSchedulerLike(StatefulScheduler, Protocol):
 class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedulerLike]):
     """Train with a scheduler that has the interface of timm's schedulers; timm itself is not needed.
 
+    It has the arguments and methods of ``Trainer``. Use it for ``timm.scheduler``, whose schedulers do not
+    count their steps: pass a function that makes the scheduler as ``create_scheduler_fn`` to ``train``, for example
+    ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``. ``Trainer`` steps the schedulers of torch.
+
     ``step_update`` is called after each optimizer update with the number of updates of the run so far, and ``step``
     after each epoch with the number of epochs of the run so far and the evaluation loss, None without an evaluation.
+
+    Raises:
+        ConfigurationError: When a run starts: the scheduler does not have these two methods.
 
     Example:
         >>> import torch

@@ -87,8 +87,9 @@ class Trainer(
         loss_func: Called as ``loss_func(model_outputs, targets)``. None for a model that returns its own loss when
             called with the items of a batch that is a mapping, or if ``calculate_*_batch_loss`` are overridden.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
-        callbacks: Callbacks, as classes or instances; their events are called in this order. The default prints the
-            progress and the metrics; an empty list turns that off.
+        callbacks: Callbacks, as classes or instances; their events are called in this order. The default,
+            ``DEFAULT_CALLBACKS``, prints the progress and the metrics, and ends a run whose loss is NaN. Any list
+            replaces it: an empty list does neither, and ``[*DEFAULT_CALLBACKS, ...]`` adds to it.
         run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
         mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
             weights. The default, None, uses the setting of ``accelerate launch``, or "no". All trainers in a process

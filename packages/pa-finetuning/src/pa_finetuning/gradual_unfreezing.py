@@ -203,7 +203,10 @@ class GradualUnfreezing:
             self.start_epoch(trainer.run_history.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stages, because a resumed run keeps the stages that it began with."""
+        """Return the stages, because a resumed run keeps the stages that it began with.
+
+        A trainer saves it with its callbacks. In a custom loop, save it with the checkpoint.
+        """
         return {"stages": dict(self.stages)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -15,6 +15,9 @@ _NUM_NAMES_SHOWN = 5
 class LayerGroup(NamedTuple):
     """A layer group of a model, as ``ModelFreezer.get_layer_groups`` returns it.
 
+    Use it to see which index stands for which module. ``layer_group_idx`` has the index from the start, for ``freeze``
+    and others, and from the end.
+
     Example:
         >>> import torch
         >>> from pa_finetuning import ModelFreezer

@@ -43,7 +43,7 @@ class Finding:
 
     @property
     def see(self) -> str | None:
-        """The page of ``docs`` that says more, with the anchor of a heading; None if there is no such page."""
+        """The page of ``docs`` that says more, with the anchor of a heading, such as ``"data.md#seeds"``; or None."""
         kind = KINDS.get(self.name)
         return None if kind is None else kind.page
 
@@ -78,19 +78,29 @@ class Report:
 
     @property
     def mistakes(self) -> list[Finding]:
-        """The findings that certainly spoil a run."""
+        """The findings of level "mistake", which certainly spoil a run."""
         return [finding for finding in self.findings if finding.level == "mistake"]
 
     @property
     def warnings(self) -> list[Finding]:
-        """The findings that very likely spoil a run; ``require_none()`` ignores them."""
+        """The findings of level "warning", which very likely spoil a run; ``require_none()`` ignores them."""
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def require_none(self) -> None:
         """Raise an error if there are mistakes, to end a script before it trains.
 
+        Call it between ``check`` and ``train``; ``checked(trainer).train(...)`` does both in a line.
+
         Raises:
             ConfigurationError: There are mistakes; the message is the report.
+
+        Example:
+            >>> finding = Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler.")
+            >>> try:
+            ...     Report([finding], [], 2.5).require_none()
+            ... except ConfigurationError:
+            ...     print("not trained")
+            not trained
         """
         if self.mistakes:
             raise ConfigurationError(f"The script has mistakes.\n{self}")

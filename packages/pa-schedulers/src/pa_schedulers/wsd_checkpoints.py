@@ -49,16 +49,17 @@ class WSDCheckpointCallback(TrainerCallback):
 
     Example:
         >>> import tempfile, torch
-        >>> from pa_core import Trainer
+        >>> from pa_core import DEFAULT_CALLBACKS, Trainer
         >>> from pa_schedulers import WSDLrScheduler
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save = WSDCheckpointCallback(folder)
-        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save])
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, save])
         ...     trainer.train(samples, num_epochs=2, create_scheduler_fn=WSDLrScheduler.create_scheduler_fn())
-        ...     sorted(path.name for path in Path(folder).iterdir())
+        ...     sorted(path.name for path in Path(folder).iterdir())  # doctest: +ELLIPSIS
+        Training starts: 2 epochs ...
         ['checkpoint_18_wsd_pre_decay', 'checkpoint_20_wsd_post_decay.pt']
     """
 

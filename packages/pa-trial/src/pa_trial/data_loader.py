@@ -149,7 +149,9 @@ class DataLoader(Generic[_SampleT]):
         *,
         seed: int | None = None,
     ) -> TorchDataLoader[Any]:
-        """Return a loader of torch over a share of the batches.
+        """Return a loader of torch over a share of the batches; ``fit`` calls it.
+
+        Call it to look at the batches of a process, or in your own loop.
 
         The batches are repeated, then shared out, then skipped. So if the number of processes does not divide the
         number of batches, a process gets other batches in the next epoch.
@@ -167,6 +169,11 @@ class DataLoader(Generic[_SampleT]):
 
         Raises:
             ConfigurationError: There is no such share, or ``skip`` is negative.
+
+        Example:
+            >>> loader = DataLoader(range(8), batch_size=2)
+            >>> [batch.tolist() for batch in loader.get_data_loader(num_replicas=2, rank=1)]
+            [[2, 3], [6, 7]]
         """
         batches = DistributedBatchSampler(
             RepeatBatchSampler(self.batch_sampler) if repeat else self.batch_sampler, num_replicas, rank

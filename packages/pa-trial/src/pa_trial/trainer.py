@@ -87,6 +87,9 @@ class Trainer:
     ) -> None:
         """Train, validate and save checkpoints until ``max_length`` is reached or a stop is requested.
 
+        Metrics are printed and, unless switched off, written for TensorBoard; callbacks get them. To resume after an
+        interruption, pass ``latest_checkpoint=context.get_latest_checkpoint()`` in the first start, too.
+
         Args:
             checkpoint_period: When to save, in addition to ``checkpoint_policy``. A checkpoint always follows the last
                 batch. The default, None, uses ``min_checkpoint_period`` of ``exp_conf``; without it, there are no more
