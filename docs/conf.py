@@ -13,7 +13,9 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "docs.pictures.inlined",
+    "docs.reference",
     "docs.reference_links",
 ]
 myst_heading_anchors = 4  # the names that a forge gives them, too

@@ -11,10 +11,11 @@ from tests.docs_site.search import Hit, search
 
 FIRST = 3
 NAMES = {
-    "Trainer": "api/pa_core",
-    "pa_core.Run": "api/pa_core",
+    "Trainer": "api/pa_core/Trainer",
+    "pa_core.Run": "api/pa_core/Run",
     "plot_run_history": "api/pa_core",
-    "EarlyStoppingCallback": "api/pa_callbacks_extra",
+    "KeyedDataLoader": "api/pa_data/KeyedDataLoader",
+    "EarlyStoppingCallback": "api/pa_callbacks_extra/EarlyStoppingCallback",
 }
 
 

@@ -25,12 +25,16 @@ OLDEST_TRIED: Final = "2.11"
 NEWEST_TRIED: Final = "2.15"
 
 PARAMETERS: Final = "_parameters"
-BUFFERS: Final = "_buffers"
-CHILDREN: Final = "_modules"
-"""The keys of these dictionaries in the ``vars`` of a module.
+"""The key of a module's own parameters in its ``vars``.
 
 ``named_parameters`` and similar methods build names, which takes three times as long, and skip second names.
 """
+
+BUFFERS: Final = "_buffers"
+"""The key of a module's own buffers in its ``vars``."""
+
+CHILDREN: Final = "_modules"
+"""The key of a module's children in its ``vars``."""
 
 COMPILED: Final = "_orig_mod"
 """The key of the original in a compiled module. Checking the class would import the compiler."""

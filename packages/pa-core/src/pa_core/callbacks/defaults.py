@@ -20,6 +20,7 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
     ProgressBarCallback,
     LogMetricsCallback,
 )
+"""The callbacks of a trainer that is given none: pass ``callbacks=[*DEFAULT_CALLBACKS, ...]`` to add to them."""
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:

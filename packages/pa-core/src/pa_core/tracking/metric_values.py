@@ -16,6 +16,7 @@ from pa_checkpoint import Writer
 from pa_core.errors import CheckpointError, ConfigurationError
 
 MetricValue: TypeAlias = float | Tensor
+"""The value of a metric: a number, or a tensor with a single element."""
 
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
 _STORABLE = (Tensor, nn.Parameter)  # tensors of other classes are recorded as a number

@@ -77,6 +77,8 @@ LIGHT = PlotStyle(
     grid="#e6e6e6",
     curves=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
 )
+"""Colours on white."""
+
 DARK = PlotStyle(
     ground="#131416",
     text="#ffffff",
@@ -84,6 +86,7 @@ DARK = PlotStyle(
     grid="#303236",
     curves=("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#ffffff"),
 )
+"""Colours on a dark ground."""
 
 
 def plot_style(*, dark: bool) -> PlotStyle:
