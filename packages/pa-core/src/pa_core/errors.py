@@ -65,6 +65,9 @@ class ArgumentTypeError(ExplainedError, TypeError):
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
     """Every argument is valid, but the environment or the combination does not support the request.
 
+    For example, a package is not installed, or two trainers of a process use different devices. Its text says what to
+    change.
+
     Example:
         >>> issubclass(UnsupportedConfigurationError, RuntimeError)
         True
@@ -74,16 +77,24 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
 class StopTrainingError(Exception):
     """Raised by a callback or a trainer to end a run early; it is not a failure.
 
-    The run still ends through its ordinary events, and ``train()`` returns normally.
+    Raise it in any event or hook, on one process or on all. The run still ends through its ordinary events, and
+    ``train()`` returns normally. On several processes, the others learn of it with the next update, and all of them
+    stop at the same update.
 
     Example:
-        >>> def stop_below(loss: float, target: float) -> None:
-        ...     if loss < target:
-        ...         raise StopTrainingError(f"the loss {loss} is below {target}")
-        >>> stop_below(0.1, target=0.2)
-        Traceback (most recent call last):
-        ...
-        pa_core.errors.StopTrainingError: the loss 0.1 is below 0.2
+        >>> import torch
+        >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+        >>> from pa_core.testing import make_regression
+        >>> class StopAfterUpdate(TrainerCallback):
+        ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+        ...         if update == 3:
+        ...             raise StopTrainingError("Three updates are enough.")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[StopAfterUpdate])
+        >>> trainer.train(make_regression(64), num_epochs=1)
+        >>> trainer.num_updates_completed
+        3
     """
 
 
@@ -110,7 +121,7 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
     """
 
     def name_step(self, step: str) -> None:
-        """Add the step of the run to the description of the given values.
+        """Add the step of the run to the description of the given values; the trainer calls it before the error leaves.
 
         Args:
             step: The step, for example ``"training step 3 of epoch 1"``.
@@ -122,8 +133,8 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
 class BatchOutputError(ExplainedError, TypeError):
     """A training or evaluation step returned the wrong outputs.
 
-    The outputs are a dictionary with the keys ``loss`` (a tensor with one element), ``model_outputs`` and
-    ``batch_size``. The loss of a training step needs a graph.
+    ``train()`` and ``evaluate()`` raise it in the first step. The outputs are a dictionary with the keys ``loss`` (a
+    tensor with one element), ``model_outputs`` and ``batch_size``. The loss of a training step needs a graph.
 
     Example:
         >>> issubclass(BatchOutputError, TypeError)

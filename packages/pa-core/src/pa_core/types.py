@@ -51,6 +51,10 @@ class SupportsStateDict(Protocol):
     """An object whose state can be saved and restored, for example a module, an optimizer or your own counter.
 
     It is the type of the arguments of ``register_for_checkpointing``; any class with these two methods fits.
+
+    Example:
+        >>> def copy_state(source: SupportsStateDict, target: SupportsStateDict) -> None:
+        ...     target.load_state_dict(source.state_dict())
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,6 +74,10 @@ class StatefulScheduler(SupportsStateDict, Protocol):
     """A scheduler whose state can be saved and restored, which checkpoints need; how it is stepped is left open.
 
     It is the type of ``trainer.scheduler`` in annotations of callbacks.
+
+    Example:
+        >>> def remember(scheduler: StatefulScheduler) -> dict[str, Any]:
+        ...     return scheduler.state_dict()
     """
 
 
@@ -78,6 +86,11 @@ class SchedulerLike(StatefulScheduler, Protocol):
 
     The arguments of ``step()`` follow from its signature and from ``step_scheduler`` and ``watch_metric`` of
     ``train()``, which raises an error for a scheduler that needs other arguments.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        >>> scheduler: SchedulerLike = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
     """
 
     @property
@@ -93,6 +106,12 @@ class SizedIterable(Protocol[_Item_co]):
     """A loader that the loop accepts: it has a length, and can be iterated over repeatedly, once for each epoch.
 
     Use it to annotate loaders of any class: a ``DataLoader``, or a list of batches.
+
+    Example:
+        >>> def count(loader: SizedIterable) -> int:
+        ...     return len(loader)
+        >>> count([[1, 2], [3]])
+        2
     """
 
     def __len__(self) -> int:
@@ -113,6 +132,10 @@ class PredictsBatches(Protocol[PredictionT_co]):
     """A trainer with ``predict_batch``, whose return type is the type that ``predict()`` yields.
 
     Only annotations need it; ``Trainer`` fits.
+
+    Example:
+        >>> def predict_first(trainer: PredictsBatches[Tensor], batches: list[Tensor]) -> Tensor:
+        ...     return trainer.predict_batch(batches[0])
     """
 
     def predict_batch(self, batch: Any, /) -> PredictionT_co:

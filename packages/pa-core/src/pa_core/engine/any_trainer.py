@@ -416,7 +416,7 @@ class AnyTrainer(ABC):
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that train together, on all machines."""
+        """The number of processes that train together, on all machines; 1 without a launcher."""
         return self._setup.accelerator.num_processes
 
     @property
@@ -575,7 +575,11 @@ class AnyTrainer(ABC):
 
     @property
     def mixed_precision(self) -> str:
-        """The mixed precision of the model: "no", "bf16" or "fp16"."""
+        """The mixed precision of the model: "no", "bf16" or "fp16".
+
+        It is "no" if the model computes in the precision of its weights, and for "fp16" on a CPU, where it has no
+        effect.
+        """
         return _accelerate.computed_precision(self._setup.accelerator)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -888,7 +892,10 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether results are bit-for-bit identical on any number of processes: ``reproducible="any_processes"``."""
+        """Whether results are bit-for-bit identical on any number of processes.
+
+        True if the trainer was constructed with ``reproducible="any_processes"``.
+        """
         return self._setup.reproducible
 
     def fingerprint(self) -> str:
@@ -958,6 +965,13 @@ class AnyTrainer(ABC):
         Args:
             is_intermediate: Whether the training epoch continues afterwards; see ``Trainer.run_evaluation_epoch``.
             eval_names: The names of the evaluation sets to evaluate; None for the sets that are due.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class EvaluateOften(TrainerCallback):
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if update % 100 == 0:
+            ...             trainer.run_evaluation_epoch(is_intermediate=True)
         """
 
     # Checkpoints and training states
@@ -1143,6 +1157,19 @@ class AnyTrainer(ABC):
                 cannot be resumed there. Or an object could not be loaded again, or the state not be written; an
                 existing state is kept. Within a run this is raised when the state is captured; if asynchronous, with
                 the next state or when the run ends.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.train(make_regression(16), num_epochs=2)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trainer.save_training_state(f"{folder}/final", {"note": "two epochs"})
+            ...     trainer.load_training_state(f"{folder}/final")
+            {'current_epoch': 3, 'note': 'two epochs'}
         """
         request = StateRequest(
             Path(output_dir).absolute(),

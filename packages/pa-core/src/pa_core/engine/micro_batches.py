@@ -20,7 +20,7 @@ _END, _NOT_YET = object(), object()
 
 
 class BatchPlace(NamedTuple):
-    """The place of a batch in its epoch and its update, on one process.
+    """The place of a batch in its epoch and its update, on one process; an exchange gets it in ``start_batch``.
 
     Attributes:
         step: The number of the step in its epoch, counted from 1.

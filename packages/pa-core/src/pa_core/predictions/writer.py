@@ -122,6 +122,9 @@ class ResumableWriter:
 
         Args:
             piece: The positions of its samples, from ``missing``.
+
+        Returns:
+            Consecutive ranges of ``batch_size`` positions; the last may be shorter.
         """
         return _parts(piece, self._batch_size)
 
@@ -150,11 +153,12 @@ class ResumableWriter:
                 report(f"{number} of {len(self._pieces)} pieces of the predictions are in {self._folder.path} already")
 
     def write(self, piece: range, batches: Iterable[tuple[range, Any]]) -> None:
-        """Write a piece.
+        """Write a piece, atomically if there is a folder; any process may call it, for each piece once.
 
         Args:
-            piece: The positions of its samples.
-            batches: The positions of the samples of each of its batches, with the predictions for them.
+            piece: The positions of its samples, from ``missing``.
+            batches: For each batch of ``batches(piece)``, in order, its positions and the predictions for them: a
+                tensor or a list with a row for each sample, or a mapping of columns.
 
         Raises:
             BatchOutputError: The predictions do not fit the file.
@@ -177,7 +181,10 @@ class ResumableWriter:
         return columns if self._ids is None else self._ids.beside(columns, positions)
 
     def finish(self) -> None:
-        """Join the pieces once all are written, and remove them; call this on the first process.
+        """Join the pieces once all are written, and remove them; call this on the first process only.
+
+        All processes must have written their pieces before: call ``wait_for_everyone()`` of a trainer, or gather an
+        object.
 
         Raises:
             BatchOutputError: The pieces do not fit into the same file.

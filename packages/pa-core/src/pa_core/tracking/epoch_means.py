@@ -96,7 +96,10 @@ class LossTracker:
 
     @property
     def average(self) -> float:
-        """The mean loss of all samples, NaN before the first; reading it waits for the accelerator."""
+        """The mean loss of all samples; reading it waits for the accelerator.
+
+        It is the sum of the losses divided by the number of samples, NaN before the first.
+        """
         return self.total_loss / self._count if self._count else float("nan")
 
     def totals(self) -> Tensor:
