@@ -109,6 +109,19 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         Raises:
             ConfigurationError: The model has other parameters or buffers than the average, or is on another device;
                 nothing was changed.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> ema = ModelEma(model, decay=0.99)
+            >>> for batch in torch.ones(3, 8, 1):
+            ...     model(batch).mean().backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            ...     ema.update(model)
+            >>> ema.num_updates
+            3
         """
         pairs = self._pairs_with(model)
         self.num_updates += 1
@@ -116,6 +129,8 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     def reset(self, model: nn.Module) -> None:
         """Start over: set the average to the present values of the model, and forget all updates.
+
+        Use it when training begins again with other weights, for example after a checkpoint was loaded into the model.
 
         Args:
             model: The model from which the average was made, with or without wrappers.

@@ -16,7 +16,10 @@ from pa_checkpoint._errors import CheckpointNotFoundError, written_out
 from pa_checkpoint._folder import Folder
 
 CLOCK: tuple[str, ...] = ("history.clock.seconds", "history.metrics.*.seconds")
-"""Patterns for ``compare`` of the entries with times in a training state of ``pa_core``, which differ in equal runs."""
+"""Patterns of the entries with times in a training state of ``pa_core``, which differ in equal runs.
+
+Use it as ``compare(first, second, ignore=CLOCK)``, for two runs on the same number of processes.
+"""
 
 ANY_PROCESSES: tuple[str, ...] = (
     *CLOCK,
@@ -25,7 +28,10 @@ ANY_PROCESSES: tuple[str, ...] = (
     "run.settings.gradient_accumulation_steps",
     "run.settings.num_processes",
 )
-"""Patterns for ``compare`` of the entries in a training state of ``pa_core`` that depend on times or processes."""
+"""Patterns of the entries in a training state of ``pa_core`` that depend on times or on the number of processes.
+
+Use it as ``compare(first, second, ignore=ANY_PROCESSES)``, for two runs on different numbers of processes.
+"""
 
 
 @dataclass(frozen=True, slots=True)

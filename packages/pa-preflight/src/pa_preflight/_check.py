@@ -56,6 +56,8 @@ def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
     For a ``Run``, call it before its block; everything that is known without its loop is checked. ``python -m
     pa_preflight script.py`` also watches the first updates of the loop.
 
+    Call it once for a new script, and after changes of the model, the loss or the data.
+
     Args:
         trainer: The trainer of the run, or a ``Run``.
         *args: The positional arguments of ``trainer.train``.

@@ -38,7 +38,7 @@ _PLAN = (
 
 
 class DecayInfo(TypedDict):
-    """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them.
+    """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them: a dictionary.
 
     Attributes:
         period_start: The number of steps before the period.
@@ -59,6 +59,8 @@ class DecayInfo(TypedDict):
 
 class PhaseInfo(DecayInfo):
     """The phase and the period of a step of a ``WSDLrScheduler``, as ``get_phase_info`` returns them.
+
+    A dictionary with the keys of ``DecayInfo`` and two more.
 
     Attributes:
         step: The step.

@@ -28,10 +28,10 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the return value of ``state_dict``.
+        """Restore the return value of ``state_dict``; called on all processes when ``fit`` resumes.
 
         Args:
-            state_dict: The state.
+            state_dict: The state, as the chief's callback returned it.
         """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -43,10 +43,13 @@ class PyTorchCallback:
         """
 
     def on_trial_shutdown(self) -> None:
-        """Called last, even after an exception, in the reverse order of the callbacks."""
+        """Called last, even after an exception, in the reverse order of the callbacks; close files here.
+
+        It is not called if ``on_trial_startup`` of this callback has raised an error.
+        """
 
     def on_training_start(self) -> None:
-        """Called when everything is restored, before training begins."""
+        """Called when everything is restored, before the first batch of this ``fit`` is trained."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         """Called before the first batch of an epoch.
@@ -71,7 +74,7 @@ class PyTorchCallback:
         """
 
     def on_validation_start(self) -> None:
-        """Called before each validation."""
+        """Called before each validation, before ``on_validation_epoch_start``."""
 
     def on_validation_epoch_start(self) -> None:
         """Called before the first batch of a validation by ``evaluate_batch``."""
@@ -91,17 +94,17 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called on the chief before a checkpoint is written.
+        """Called on the chief before a checkpoint is written; the place to save more than ``state_dict`` returns.
 
         Args:
             checkpoint: The entries to write. Entries that you add are passed to ``on_checkpoint_load_start``.
         """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called before anything is restored from a checkpoint.
+        """Called before anything is restored from a checkpoint; the place to adapt an old checkpoint.
 
         Args:
-            checkpoint: The entries of the checkpoint.
+            checkpoint: The entries of the checkpoint, by name. The changed dictionary is restored.
         """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
@@ -112,15 +115,15 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Called on the chief after a checkpoint is written.
+        """Called on the chief after a checkpoint is complete, for example to copy it elsewhere.
 
         Args:
-            checkpoint_dir: The folder of the checkpoint.
+            checkpoint_dir: The path of its folder.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Called on all processes after a checkpoint is complete.
+        """Called on all processes after a checkpoint is complete, and after ``on_checkpoint_write_end``.
 
         Args:
-            uuid: The name of the checkpoint.
+            uuid: The name of the checkpoint, which ``fit(latest_checkpoint=...)`` takes.
         """

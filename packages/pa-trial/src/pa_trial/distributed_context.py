@@ -84,6 +84,8 @@ class DistributedContext:
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
         """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
 
+        ``init`` calls it by default; call it to exchange values outside of a trial, or to choose the wait.
+
         Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank. Without the variables for several machines,
         all processes are on this machine.
 
@@ -96,9 +98,10 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
-        """Return the context of a process that has the variables of DeepSpeed's launcher.
+        """Return the context of a process that has the variables of DeepSpeed's launcher, for ``init(distributed=...)``.
 
-        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
+        With torchrun and ``accelerate launch``, leave ``distributed`` out. Without ``RANK`` and ``WORLD_SIZE``, this
+        process is the only rank.
 
         Args:
             chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
@@ -109,6 +112,9 @@ class DistributedContext:
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> Self:
         """Return the context of a process that Horovod has started; only its six numbers are read.
+
+        Gradients are not exchanged by Horovod: training needs processes that torchrun has started. Use the context to
+        exchange values in a script for Horovod.
 
         Args:
             hvd: The module ``horovod.torch``, initialised.

@@ -54,7 +54,7 @@ class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
 
 
 class RepeatSampler(_SamplerAdaptor[_ItemT]):
-    """Iterates over a sampler again and again, without end.
+    """Iterates over a sampler again and again, without end, for a loop that counts batches instead of epochs.
 
     It has the same length as the sampler. A sampler that yields nothing is not repeated.
 
@@ -78,7 +78,7 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 
 
 class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
-    """Iterates over a batch sampler again and again, without end.
+    """Iterates over a batch sampler again and again, without end, for a loop that counts batches instead of epochs.
 
     It has the same length as the batch sampler. A batch sampler that yields nothing is not repeated.
 
@@ -94,6 +94,9 @@ class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
 
 class DistributedSampler(_SamplerAdaptor[_ItemT]):
     """Yields the share of a process: every ``num_workers``-th item, beginning with item number ``rank``.
+
+    ``pa_trial.DataLoader`` shards its samples itself; use this class for a loader of torch. Processes may get a
+    different number of items, unlike with torch's ``DistributedSampler``, which repeats some.
 
     Args:
         sampler: The sampler to shard. It has to yield the same items on all processes.
@@ -122,6 +125,8 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
     """Yields the share of a process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
+    ``pa_trial.DataLoader`` shards its batches itself; use this class for a loader of torch.
+
     Args:
         batch_sampler: The sampler to shard. It has to yield the same items on all processes.
         num_workers: The number of processes.
@@ -146,7 +151,7 @@ class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
 
 
 class SkipSampler(_SamplerAdaptor[_ItemT]):
-    """Leaves out the first items of each iteration.
+    """Leaves out the first items of each iteration, for the first epoch after a training is resumed.
 
     It has the same length as the sampler.
 
@@ -172,7 +177,7 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 
 
 class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
-    """Leaves out the first batches of each iteration.
+    """Leaves out the first batches of each iteration, for the first epoch after a training is resumed.
 
     It has the same length as the batch sampler, so that an epoch has the same length after a training is resumed.
 

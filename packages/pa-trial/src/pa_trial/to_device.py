@@ -87,7 +87,7 @@ class DeviceMover:
 
 
 def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[type] | None = None) -> _DataT:
-    """Move data to a device.
+    """Move data to a device; in a trial, ``context.to_device`` does the same for the device of the trial.
 
     Dicts, lists and tuples are walked at any depth. Tensors are moved, NumPy arrays of numbers or truth values become
     tensors there, and other objects are moved by their method ``to``. Everything else is not changed, with a warning
