@@ -98,10 +98,10 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
-        """Return the context of a process that has the variables of DeepSpeed's launcher, for ``init(distributed=...)``.
+        """Return the context of a process that has the variables of DeepSpeed's launcher.
 
-        With torchrun and ``accelerate launch``, leave ``distributed`` out. Without ``RANK`` and ``WORLD_SIZE``, this
-        process is the only rank.
+        Pass it to ``init(distributed=...)``. With torchrun and ``accelerate launch``, leave ``distributed`` out.
+        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
 
         Args:
             chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
