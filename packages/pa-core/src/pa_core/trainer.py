@@ -493,6 +493,13 @@ class Trainer(
         Schedulers that step after each epoch have been stepped, ``num_epochs_completed`` includes the epoch, and
         ``on_training_run_epoch_end`` follows. Raise ``StopTrainingError`` to end the run here. The default does
         nothing, so an override need not call ``super()``. It is called on every process.
+
+        Example:
+            >>> from pa_core import StopTrainingError, Trainer
+            >>> class StopWhenGood(Trainer):
+            ...     def training_run_epoch_end(self) -> None:
+            ...         if self.run_history.get_latest_metric("train_loss_epoch") < 0.1:
+            ...             raise StopTrainingError("The loss is below 0.1.")
         """
 
     def training_run_end(self) -> None:
@@ -600,6 +607,12 @@ class Trainer(
 
         Args:
             loss: The loss of the batch, a tensor with one element, scaled to its share of the optimizer update.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class SecondOrder(Trainer):
+            ...     def backward_step(self, loss):
+            ...         loss.backward(create_graph=True)
         """
         # not the backward() of accelerate, which would divide the loss by its own accumulation steps
         scaler = self._setup.accelerator.scaler

@@ -717,6 +717,21 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks get.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(64), num_epochs=1, cpu=True) as run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         _ = run.step()
+            ...         if run.num_updates_completed == 3:
+            ...             run.request_stop()
+            >>> run.num_updates_completed
+            3
         """
         if self._session.rank_sync.stop is None:
             self._session.rank_sync.stop = StopTrainingError(reason)

@@ -61,13 +61,17 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
     """Run a function on the first process of each machine only; the others wait for it, and return None.
 
-    Use it for files on the local disk of each machine. Every process must call it, as for ``world_process_zero_only``.
+    Use it for files on the local disk of each machine. Every process must call it; a process that others do not join
+    would wait for them forever.
 
     Args:
         function: The function to decorate.
 
     Returns:
         A function with the same arguments; its result is None on all but the first process of each machine.
+
+    Raises:
+        OtherProcessError: On the other processes of the machine, if the function raises an exception on the first.
 
     Example:
         >>> @local_process_zero_only
