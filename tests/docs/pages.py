@@ -44,7 +44,7 @@ REASONS = {
 DATA = {"bash", "csv", "diff", "dockerfile", "ini", "json", "md", "text", "toml", "yaml"}
 RUN = {"console", "pycon", "python"}
 
-_DRAWN = {"eval-rst", "include", "toctree"}
+_DRAWN = {"eval-rst", "include", "names", "toctree"}
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}|:{3,})(?P<info>.*)")
 _COMMENT = re.compile(r" *<!-- (.*) -->")
 _DIRECTIVE = re.compile(r"(diff|exits|file|needs|not run|raises|tested by): (\S.*)|(new script|same results)")
