@@ -424,7 +424,7 @@ def test_a_step_that_trains_the_module_by_itself() -> None:
             return super().calculate_train_batch_loss(batch)
 
     trainer = two_towers(kind=Adversarial)
-    with pytest.raises(UnsupportedConfigurationError, match=r"'captions' has drifted apart(.|\n)*use Run"):
+    with pytest.raises(UnsupportedConfigurationError, match=r"'captions' differs between the processes(.|\n)*use Run"):
         trainer.train(pairs(16), 1, per_device_batch_size=2)
     assert trainer.num_updates_completed == 0
 
