@@ -66,7 +66,7 @@ def test_different_checkpoints_under_one_name_are_refused(shared_tmp_path: Path)
         second.rename(second.with_name(first.name))
     gather_objects(None)
     second = second.with_name(first.name)
-    with pytest.raises(RanksDifferError, match=r"different checkpoints under the same name(.|\n)*file system that all machines share"):
+    with pytest.raises(RanksDifferError, match=r"under the same name(.|\n)*on a file system that all machines share"):
         resume((first, second)[rank()])
 
 
