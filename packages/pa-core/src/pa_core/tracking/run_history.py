@@ -204,7 +204,7 @@ class RunHistory(ABC):
 
         Args:
             metric_name: The name, without the prefix: the history puts ``metric_name_prefix`` in front of it, and
-                nothing else. Add "train_" or "eval_" yourself if you want it in the name.
+                nothing else. Add ``"train_"`` or ``"eval_"`` yourself if you want it in the name.
             metric_value: A plain value. Plots, tables, trackers and callbacks that watch a metric use values that are
                 numbers, or tensors with one element, and ignore other values.
         """
@@ -218,8 +218,8 @@ class RunHistory(ABC):
     def set_metric_name_prefix(self, prefix: str = "") -> None:
         """Set the prefix of the names of metrics recorded from now on, for example while evaluating other weights.
 
-        The trainer adds "intermediate_" to the prefix during an evaluation within an epoch, and restores it afterwards.
-        Restore it yourself if you set it.
+        The trainer adds ``"intermediate_"`` to the prefix during an evaluation within an epoch, and restores it
+        afterwards. Restore it yourself if you set it.
 
         Args:
             prefix: The prefix, which replaces the former prefix; the default removes it.
