@@ -33,7 +33,6 @@ class RunClock:
         epoch: The current epoch, counted from 1.
         update: The number of complete optimizer updates.
         samples: The number of training samples of all processes in them.
-        seconds: The seconds that the clock has run, including the time before an interruption of a resumed run.
 
     Example:
         >>> clock = RunClock()
