@@ -162,14 +162,18 @@ class ModelEmaCallback(SaveBestModelCallback):
     def averaged_weights(self, trainer: AnyTrainer) -> Generator[None]:
         """Give the model of a run the averaged weights within a context, for evaluating or saving it in other ways.
 
-        Call it in a callback or after the run, as in ``with average.averaged_weights(trainer):
-        trainer.evaluate(test_set)``. Every process must call this.
+        Call it in a callback or after the run. Every process must call this.
 
         Args:
             trainer: The trainer of the run.
 
         Raises:
             ConfigurationError: The model has changed since the run started.
+
+        Example:
+            >>> def export(trainer, average):  # the average is a ModelEmaCallback of the trainer
+            ...     with average.averaged_weights(trainer):
+            ...         return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
         """
         broadcast_buffers(self.ema.module)
         with self.ema.applied_to(trainer.model):

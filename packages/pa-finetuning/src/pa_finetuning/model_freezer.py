@@ -99,7 +99,7 @@ class ModelFreezer:
     def get_layer_groups(self) -> list[LayerGroup]:
         """Return the layer groups in order: the given groups, or the direct children of the model.
 
-        Use it to see which index belongs to which module: print the list.
+        Use it to see which index belongs to which module; ``LayerGroup`` has an example.
 
         A subclass may override this method; all other methods use its return value. They only read the module of each
         record, so a subclass may return modules instead of records.

@@ -256,6 +256,18 @@ class Plan:
         Raises:
             ConfigurationError: No learning rates are planned; a note says why.
             ImportError: matplotlib is not installed (``pip install "pa-preflight[plot]"``).
+
+        Example:
+            >>> import tempfile, torch
+            >>> from torch import nn
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> from pa_preflight import plan
+            >>> model = nn.Linear(4, 1)
+            >>> trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     plan(trainer, make_regression(64), num_epochs=2).plot_rates(f"{folder}/rates.png").name
+            'rates.png'
         """
         from pa_preflight._plan_picture import draw_rates  # it imports matplotlib, which only drawing needs
 

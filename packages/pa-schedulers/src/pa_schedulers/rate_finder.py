@@ -104,6 +104,14 @@ class LearningRateCurve:
 
         Raises:
             ImportError: matplotlib is not installed (``pip install "pa-schedulers[plot]"``).
+
+        Example:
+            >>> import tempfile
+            >>> pairs = ((-3, 2.0), (-2, 1.0), (-1, 3.0))
+            >>> losses = [LearningRateLoss(10.0**power, loss, loss) for power, loss in pairs]
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     LearningRateCurve(losses).plot(f"{folder}/search.png").name
+            'search.png'
         """
         style = plot_style(dark=dark)
         return style.save(_draw(self, style), path)

@@ -519,6 +519,15 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Raises:
             UsageError: The value is not a bool.
+
+        Example:
+            >>> import pa_trial
+            >>> class StopWhenGood(pa_trial.PyTorchCallback):
+            ...     def __init__(self, context):
+            ...         self.context = context
+            ...     def on_validation_end(self, metrics):
+            ...         if metrics["accuracy"] > 0.99:
+            ...             self.context.set_stop_requested(True)
         """
         require_bool("stop_requested", stop_requested)
         self._open.stop_requested = stop_requested

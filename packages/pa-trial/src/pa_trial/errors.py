@@ -48,15 +48,42 @@ class InvalidCheckpointException(CheckpointError):
     """A checkpoint is damaged or belongs to another trial; nothing was loaded from it.
 
     ``Trainer.fit`` and ``load_trial_from_checkpoint_path`` raise it; ``given`` names the checkpoint and the problem.
+
+    Example:
+        >>> import pa_trial
+        >>> def load_or_none(path):
+        ...     try:
+        ...         return pa_trial.load_trial_from_checkpoint_path(path)
+        ...     except pa_trial.InvalidCheckpointException as error:
+        ...         print(error.problem, error.given)
+        ...         return None
     """
 
 
 class CheckpointNotFound(CheckpointNotFoundError):
-    """No checkpoint has the name or the path that was passed to ``Trainer.fit``."""
+    """No checkpoint has the name or the path that was passed to ``Trainer.fit``.
+
+    Example:
+        >>> import pa_trial
+        >>> def resume(trainer, uuid):
+        ...     try:
+        ...         trainer.fit(max_length=pa_trial.Epoch(10), latest_checkpoint=uuid)
+        ...     except pa_trial.CheckpointNotFound as error:
+        ...         raise SystemExit(f"Look for the checkpoint elsewhere: {error.given}")
+    """
 
 
 class NoCheckpointError(CheckpointNotFound, AssertionError):
-    """The folder passed to ``load_trial_from_checkpoint_path`` has none of the files of a checkpoint."""
+    """The folder passed to ``load_trial_from_checkpoint_path`` has none of the files of a checkpoint.
+
+    Example:
+        >>> import pa_trial
+        >>> try:
+        ...     pa_trial.load_trial_from_checkpoint_path("no/such/folder")
+        ... except pa_trial.NoCheckpointError as error:
+        ...     print(error.given)
+        no/such/folder, which does not exist
+    """
 
 
 class CheckFailedError(ExplainedError, ValueError):

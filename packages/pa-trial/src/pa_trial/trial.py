@@ -123,6 +123,14 @@ class PyTorchTrial(ABC, Generic[BatchT]):
 
         Returns:
             Metrics by name: values that can be written as JSON, tensors and NumPy values among them.
+
+        Example:
+            >>> def evaluate_full_dataset(self, data_loader):  # a method of a trial
+            ...     correct = 0
+            ...     for batch in data_loader:
+            ...         inputs, labels = self.context.to_device(batch)
+            ...         correct += (self.model(inputs).argmax(1) == labels).sum()
+            ...     return {"accuracy": correct / len(data_loader.dataset)}
         """
         raise NotImplementedError
 
