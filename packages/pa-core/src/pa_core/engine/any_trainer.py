@@ -63,11 +63,7 @@ from pa_core.engine.fingerprint import fingerprint
 from pa_core.engine.model_description import describe_model
 from pa_core.engine.setup import RunState, Setup
 from pa_core.engine.subclasses import check_subclass
-from pa_core.errors import (
-    ArgumentTypeError,
-    ConfigurationError,
-    as_configuration_error,
-)
+from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharding.sharding_plan import read_settings
 from pa_core.steps import compatibility, input_checks
