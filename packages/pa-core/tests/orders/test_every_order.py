@@ -314,7 +314,7 @@ def test_plain_orders_leave_training_states_what_they_were(order: Order | None, 
     assert "order" not in saved["settings"]
     assert saved["algorithm"] in ("randperm-v1", "identity")
     with pytest.raises(
-        CheckpointError, match=r"order: (a position means different samples|the order of the samples changes)"
+        CheckpointError, match=r"order: (a position means a different sample|the order of the samples changes)"
     ):
         trained(order=Rotated(), resume_from=tmp_path)
     assert len(trained(order=order, resume_from=tmp_path)) == 18

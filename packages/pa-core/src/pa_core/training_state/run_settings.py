@@ -14,12 +14,12 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import StatefulScheduler
 
 RESUME_OVERRIDES = {
-    "samples_per_update": "the boundaries of updates would move, and schedules count updates",
-    "dataset_length": "the order of the samples changes, and a position in it means different samples",
-    "shuffle": "the order of the samples changes, and some would be seen twice and others never",
-    "order": "a position means different samples in a different order, so some would be seen twice and others never",
+    "samples_per_update": "the boundaries of updates move, and schedules count updates",
+    "dataset_length": "the order of the samples changes, and a position in the order means a different sample",
+    "shuffle": "the order of the samples changes; some samples are seen twice and others never",
+    "order": "a position means a different sample in a different order; some samples are seen twice and others never",
     "drop_last": "different samples are left out at the end of an epoch",
-    "loader": "a position in the order of a loader has no meaning for a different loader",
+    "loader": "a position in the order of one loader has no meaning for a different loader",
     "model": "weights that the state lacks, or has in a different shape, keep the values of the script",
     "optimizer": "the optimizer's statistics, for example momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
