@@ -42,7 +42,15 @@ class ModelEmaFactory(Protocol):
     """
 
     def __call__(self, model: Any, /, *, decay: float) -> ModelEma:
-        """Return the average of a model, before its first update; the model is the trainer's."""
+        """Make the average of the trainer's model; ``ModelEmaCallback`` calls this before the first update.
+
+        Args:
+            model: The trainer's model. Copy its weights, and leave the model itself as it is.
+            decay: The fraction of the average that each update keeps, from 0 to 1.
+
+        Returns:
+            The average, which the callback updates after each update of the model.
+        """
         ...
 
 

@@ -82,10 +82,12 @@ class StatefulScheduler(SupportsStateDict, Protocol):
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
-    """A scheduler with ``step()``, which the default ``Trainer.scheduler_step`` needs.
+    """A scheduler with ``step()``, ``state_dict()`` and ``load_state_dict()``, as all schedulers of torch have.
 
-    The arguments of ``step()`` follow from its signature and from ``step_scheduler`` and ``watch_metric`` of
-    ``train()``, which raises an error for a scheduler that needs other arguments.
+    The trainer calls ``step()`` after each update, or after each epoch with ``train(step_scheduler="epoch")``. A
+    scheduler like ``ReduceLROnPlateau``, whose ``step`` needs a metric, gets the value of ``watch_metric`` after each
+    epoch. ``train()`` raises a ``ConfigurationError`` if ``step`` needs other arguments: override
+    ``Trainer.scheduler_step`` for them.
 
     Example:
         >>> import torch

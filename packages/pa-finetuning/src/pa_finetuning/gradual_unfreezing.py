@@ -57,12 +57,12 @@ class TrainerLike(Protocol):
 
     @property
     def run_history(self) -> _RunHistory:
-        """Its ``current_epoch`` counts from 1 and continues in a resumed run."""
+        """The history of the run; ``current_epoch`` counts from 1, and continues when a run resumes."""
         ...
 
     @property
     def run_config(self) -> _RunConfig:
-        """Its ``num_epochs`` is the number of epochs of the run."""
+        """The settings of the run; ``num_epochs`` is its number of epochs."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class GradualUnfreezing:
     """Unfreezes the layer groups of a model in turn during a run, starting near the output.
 
     This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data: the
-    layers near the output, which know least of the new task, learn first, and gradients that come from random weights
+    layers near the output, which know least about the new task, learn first, and gradients that come from random weights
     do not disturb the layers below.
 
     It has the events of a callback: derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` for
@@ -91,8 +91,8 @@ class GradualUnfreezing:
     ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or pass ``learning_rates`` to this class,
     which then adds the groups before the scheduler of the run is made.
 
-    Epochs are counted as in the history of the run. The number of an epoch alone decides which layer groups are
-    unfrozen, so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an
+    Epochs are counted as in the history of the run. Which layer groups are unfrozen depends only on the
+    epoch number, so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an
     uninterrupted run.
 
     Args:

@@ -257,5 +257,5 @@ class StatefulSchedulerBase(SchedulerBase):
         """Return the values of the scheduled field, as ``SchedulerBase.get_updated_values`` does.
 
         Args:
-            num_updates: The number of earlier calls of ``step``, from 0.
+            num_updates: How often ``step`` has been called so far, starting at 0.
         """

@@ -378,8 +378,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> None:
         """Step an optimizer on the last batch of an aggregation group; do nothing on the others.
 
-        Call it in ``train_batch`` in place of ``optimizer.step()`` and ``optimizer.zero_grad()``, after each batch:
-        an aggregation group has ``aggregation_frequency`` batches.
+        Call it in ``train_batch`` after every batch, in place of ``optimizer.step()`` and ``optimizer.zero_grad()``. An
+        aggregation group is ``aggregation_frequency`` consecutive batches.
 
         Args:
             optimizer: A wrapped optimizer.

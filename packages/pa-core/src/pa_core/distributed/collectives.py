@@ -92,8 +92,9 @@ def _is_alone() -> bool:
 def connect() -> None:
     """Connect the processes of a launcher, as the first trainer does.
 
-    Call it before collective operations that come before the first trainer. It does not wait for code after the call on
-    other processes. Without a launcher it has no effect.
+    Call it on every process before collective operations that come before the first trainer. It is not a barrier
+    between statements of the script: afterwards, each process continues on its own. Without a launcher, and if the
+    processes are connected already, it has no effect.
 
     Example:
         >>> connect()

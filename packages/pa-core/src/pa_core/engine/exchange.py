@@ -394,7 +394,8 @@ class Alone:
         """Do nothing after the steps of an update; prepare your exchange for the next update.
 
         Returns:
-            None: logged values have the weight of the samples of the last batch.
+            None, so that values which are logged after the update are weighted by the number of samples in the last
+            batch of this process.
         """
         return None
 
@@ -599,7 +600,8 @@ class Averaged(Alone):
         """Stop exchanging gradients until the next update.
 
         Returns:
-            None: logged values have the weight of the samples of the last batch.
+            None, so that values which are logged after the update are weighted by the number of samples in the last
+            batch of this process.
         """
         for exchange in self._exchanges.values():
             exchange.end_update()

@@ -125,7 +125,7 @@ class Part:
         Args:
             ends_update: Whether the batch is the last of its update, so that gradients are exchanged.
             adds_nothing: Whether the loss is a mean over no items: the gradients of 0/0 are NaN, and are replaced with
-                zero. The pass is made anyway, because other processes may communicate in it.
+                zero. The backward pass still runs, because other processes may communicate during theirs.
         """
         hooks = list[RemovableHandle]()
         with ExitStack() as contexts:

@@ -199,7 +199,8 @@ class RunHistory(ABC):
         """Record a value of a metric at the current position of the run.
 
         The trainer calls it with names such as "train_loss_epoch"; call it in callbacks and hooks for your own metrics.
-        Call it on every process with the same value: callbacks that save or stop read it there.
+        Call it on every process with the same value, because callbacks that save checkpoints or stop the run read the
+        value on each process.
 
         Args:
             metric_name: The name, without the prefix: the history puts ``metric_name_prefix`` in front of it, and

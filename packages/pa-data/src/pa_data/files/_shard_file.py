@@ -78,8 +78,8 @@ class ShardFile:
 
     Args:
         path: The path or the URL of the file.
-        name: The name of the file within the common folder of the dataset. By default it is the name without any
-            folder.
+        name: The name of the file within the common folder of the dataset. The default is the last component of
+            ``path``.
         options: The arguments for the file system of a URL, for example credentials, as fsspec takes them. The default
             is none.
 

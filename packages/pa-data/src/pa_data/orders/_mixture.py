@@ -47,7 +47,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
 
     Attributes:
         names: The names of the datasets, in their order.
-        num_samples: The number of samples of an epoch of the ``default_order``.
+        num_samples: The number of samples in an epoch of training, which uses the ``default_order``.
         default_order: The order for training.
 
     Raises:
