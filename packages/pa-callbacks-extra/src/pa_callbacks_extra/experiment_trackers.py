@@ -318,7 +318,7 @@ def open_trackers(
         last_step: For resumed runs, the last step that belongs to them. Values of later steps that were recorded before
             an interruption are recorded again; TensorBoard then hides the first recording.
         unsettled: For resumed runs, the return value of ``unsettled()`` of the trackers before. SwanLab, Trackio and
-            Weights & Biases buffer what they record, so the values that may not have reached them are sent again.
+            Weights & Biases buffer values, so those that may not have reached them are sent again.
 
     Returns:
         The open trackers.

@@ -80,8 +80,8 @@ class GradualUnfreezing:
     """Unfreezes the layer groups of a model in turn during a run, starting near the output.
 
     This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data: the
-    layers near the output, which know least about the new task, learn first, and gradients that come from random weights
-    do not disturb the layers below.
+    layers near the output, which know least about the new task, learn first, and gradients that come from random
+    weights do not disturb the layers below.
 
     It has the events of a callback: derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` for
     ``pa_core.Trainer``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch.
