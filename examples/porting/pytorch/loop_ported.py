@@ -14,9 +14,9 @@ data = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 
-save = SaveTrainingStateCallback("states", save_every_n_steps=50)
+save = SaveTrainingStateCallback("states/loop", save_every_n_steps=50)
 with Run(model, optimizer, data, num_epochs=5, per_device_batch_size=32, callbacks=[save],
-         resume_from="states", resume_missing="start") as run:
+         resume_from="states/loop", resume_missing="start") as run:
     for epoch in run.epochs():
         for step, (images, targets) in enumerate(run.batches()):
             loss = F.cross_entropy(model(images), targets)
