@@ -36,6 +36,8 @@ INCHES = (4.0, 2.9)
 
 def svg_of_curve(name: str) -> str:
     """Draw a curve: as an SVG that is light on light pages, and dark on dark ones."""
+    if name not in CURVES:
+        raise ValueError(f"There is no curve {name!r}; there are {', '.join(sorted(CURVES))}.")
     save = Figure.savefig
 
     def save_narrow(figure: Figure, *args: Any, **kwargs: Any) -> None:

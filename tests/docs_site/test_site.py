@@ -31,5 +31,5 @@ def test_each_picture_is_in_its_page_with_colours_for_light_and_dark(site: Path)
     figures = re.findall(r'<figure class="picture">(.*?)</figure>', "".join(pages), re.DOTALL)
     assert len(figures) > 15
     for figure in figures:
-        assert re.match(r'<svg [^>]*aria-label="[^"]{25,}"', figure)
+        assert re.match(r'<svg [^>]*aria-label="[^"]{40,}"', figure)
         assert "light-dark(" in figure

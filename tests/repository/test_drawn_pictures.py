@@ -41,6 +41,12 @@ def test_each_curve_is_drawn_where_a_page_names_it() -> None:
     assert not re.search(r"(fill|stroke): #", curve)
 
 
+def test_only_pictures_that_exist_can_be_drawn() -> None:
+    """A name that is misspelt on a page is answered with those that there are."""
+    with pytest.raises(ValueError, match=r"There is no curve 'histry'; there are .*history, "):
+        svg_of_curve("histry")
+
+
 def test_the_picture_of_the_distributions_says_what_they_require() -> None:
     """An arrow leads to each that a distribution declares, and that no other one brings along."""
     packages = DRAWN.parents[2] / "packages"

@@ -220,3 +220,14 @@ def test_predictions_are_those_of_the_first_process(kind: type[scripts.Scripted]
     left = [one for module in modules for one in module.buffers()]
     assert all(map(torch.equal, own, left))
     assert any(not one.equal(other) for each in gather_objects(own) for one, other in zip(each, own, strict=True))
+
+
+def test_the_centre_of_a_loss_is_in_checkpoints(tmp_path: Path) -> None:
+    """A buffer that steps have changed comes back with the weights."""
+    trained, loaded = scripts.CentredInPlace(), scripts.CentredInPlace()
+    trainer = scripts.Scripted(loss_func=trained)
+    trainer.train(scripts.data(), 1)
+    trainer.save_checkpoint(tmp_path / "model.pt")
+    scripts.Scripted(loss_func=loaded).load_checkpoint(tmp_path / "model.pt", load_optimizer=False)
+    assert trained.centre.any()
+    assert torch.equal(loaded.centre, trained.centre)
