@@ -70,7 +70,7 @@ def without_secrets(text: str, url: str = "") -> str:
         '403: the key *** is too old'
     """
     text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
-    for secret in sorted(_secrets_in(url), key=len, reverse=True):
+    for secret in sorted(_secrets_in(url) if url else (), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
 
 from pa_core import _accelerate
-from pa_core.distributed.collectives import gather, num_processes
-from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
+from pa_core.distributed.collectives import gather, gather_objects, num_processes
+from pa_core.errors import OtherProcessError, StopTrainingError, UnsupportedConfigurationError
 from pa_distributed import prepare_gloo, rank_local, rank_zero_first, rank_zero_only
 
 _P = ParamSpec("_P")
@@ -153,6 +153,22 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
             return function(*args, **kwargs)
 
     return on_some
+
+
+def wait_for_all(caller: str) -> None:
+    """Wait until all processes have called this.
+
+    Args:
+        caller: The name of the calling method, for the error.
+
+    Raises:
+        OtherProcessError: Another process is gone, or the other processes do not run this now. A note names the caller.
+    """
+    try:
+        gather_objects(None)
+    except OtherProcessError as error:
+        error.add_note(f"Raised in {caller}.")
+        raise
 
 
 def _after_connecting(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -442,7 +442,7 @@ class AnyTrainer(ABC):
             OtherProcessError: This process runs a function that the others do not, for example a function that
                 ``on_main_process`` decorates, and would wait forever.
         """
-        distributed.gather_objects(None)
+        processes.wait_for_all("wait_for_everyone()")
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Run a function on the process of rank zero only; the others return None at once.
@@ -1014,7 +1014,7 @@ class AnyTrainer(ABC):
         """
         trained = self._parts_of_checkpoint(save_optimizer, save_scheduler)
         if any(part.is_sharded for part in trained.values()):
-            self.wait_for_everyone()  # an error where not all come
+            processes.wait_for_all("save_checkpoint() of a sharded model")
         writes = self.is_local_main_process if save_per_node else self.is_main_process
         with self._setup.optimizer_modes.evaluating():
             content = checkpoint.build_checkpoint(
@@ -1111,7 +1111,7 @@ class AnyTrainer(ABC):
         """
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
-            self.wait_for_everyone()  # an error where not all come
+            processes.wait_for_all("save_model() of a sharded model")
         with self._setup.optimizer_modes.evaluating():
             save_safetensors(
                 self._setup.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only

@@ -161,8 +161,8 @@ class FirstUpdates:
         """
         if not self._looks_at_gradients:
             return
-        has_gradients = self._finds_gradients()
         self._exchange.require_no_gradients(self._part)
+        has_gradients = self._finds_gradients()
         if has_gradients and not self._has_gradients:
             self._of_step = [
                 (parameter, parameter.grad.clone())
