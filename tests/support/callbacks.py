@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -25,6 +25,19 @@ class OfThisProcess(TrainerCallback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin without notes."""
+
+
+class OfOneStart(TrainerCallback):
+    """A callback whose attributes are no state of the run: each start has its own."""
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, so that training states leave the attributes alone."""
+        return {}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
 
 class CountUpdates(TrainerCallback):

@@ -27,6 +27,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
+from tests.support.callbacks import OfOneStart
 from tests.support.pa_core.any_processes.comparison import Result, result_of
 from tests.support.pa_core.any_processes.configuration import Configuration
 from tests.support.pa_core.any_processes.data import collate, ordered, read
@@ -52,8 +53,8 @@ class Kill:
     rank: int = 0
 
 
-class _KillItself(TrainerCallback):
-    """Its count is no state of the run: each start has its own kill."""
+class _KillItself(OfOneStart):
+    """Kills this process if it has the rank of the kill."""
 
     def __init__(self, kill: Kill) -> None:
         self._where, self._left = kill.where, kill.number if os.environ.get("RANK", "0") == str(kill.rank) else 0
@@ -65,15 +66,6 @@ class _KillItself(TrainerCallback):
     @override
     def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self._count("evaluation")
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing, so that training states leave the count alone."""
-        return {}
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
     def _count(self, where: str) -> None:
         self._left -= where == self._where

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer
+from tests.support.callbacks import OfOneStart
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
 SAMPLES, PER_UPDATE = 120, 12
 
 
-class Leave(TrainerCallback):
+class Leave(OfOneStart):
     """Notes the samples of each update; leaves in the step after a number of updates.
 
     Each start has notes of its own: they are no state of the run.
@@ -39,15 +39,6 @@ class Leave(TrainerCallback):
             self.write()
             os._exit(0)
         self.seen.setdefault(trainer.num_updates_completed, []).extend(batch[2].tolist())
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing, so that training states leave the notes alone."""
-        return {}
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
     def write(self) -> None:
         """Leave a note of the samples behind."""
