@@ -289,19 +289,26 @@ _ContentT = TypeVar("_ContentT")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Hold a checkpoint that was read with ``load``; ``checkpoint[name]`` returns a part.
+    """Hold a checkpoint that was read; ``checkpoint[name]`` returns a saved value.
+
+    ``load`` and ``Folder.newest`` return it; you need not make it yourself. The names are those that were passed to
+    ``save``, and a name that was not saved raises a ``KeyError``. To look at a checkpoint without reading its tensors,
+    use ``CheckpointInfo.at``.
 
     Attributes:
         path: The directory, as it was passed to ``load``.
-        summary: The plain values that were saved with the checkpoint. They contain at least ``"sequence"``, its
-            position in the order of its folder.
+        summary: The plain values that were saved with the checkpoint, by name. They contain at least ``"sequence"``, a
+            number that counts the checkpoints of a folder from 1 in the order in which they were saved.
         parts: The saved values by name. Tensors are on the CPU, writable, and independent of the files. Tensors that
-            several processes have saved in pieces are whole.
-        digest: The SHA-256 digest of the manifest. Two checkpoints with the same digest have the same content.
+            several processes have saved in pieces are whole, unless ``load`` was called with ``lazy=True``: then each
+            of them is a ``StoredTensor``.
+        digest: The SHA-256 digest of the manifest, which is the list of the files with their digests, in hexadecimal.
+            Two checkpoints with the same digest have the same content.
 
     Example:
         >>> import tempfile, torch
-        >>> from pa_checkpoint import save
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import load, save
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "step_480")
         >>> save(path, {"model": {"weight": torch.ones(2)}, "position": {"samples": 96}}, summary={"update": 480})
@@ -395,31 +402,36 @@ def write_pieces(
 def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares: bool = False) -> Checkpoint:
     """Read a checkpoint and verify it, without running any code from its files.
 
+    Use it for a checkpoint whose path you know; ``Folder.newest`` finds and reads the newest checkpoint of a folder.
     Unlike ``torch.load`` it unpickles nothing, so files from strangers are safe to read. The digest of each file is
-    compared with the manifest, so a damaged file raises an error instead of changing a weight silently. It may be
-    called while another process replaces the checkpoint: it returns the old or the new content.
+    compared with the manifest, which is the list of the files with their sizes and digests. A damaged file therefore
+    raises an error instead of changing a weight silently. The function may be called while another process replaces the
+    checkpoint: it returns the old or the new content.
 
     Args:
         path: The directory of the checkpoint.
-        verify: Whether to compare all files with their digests. The default is True. Pass False for speed if the files
-            were verified before; the manifest and the sizes are always checked.
+        verify: Whether to compare all files with their digests. The default is True, since a damaged weight would not
+            be noticed otherwise. Pass False for speed if the files were verified before; the manifest and the sizes are
+            always checked.
         lazy: Whether tensors that several processes saved in pieces stay on disk, each as a ``StoredTensor``, from
-            which each process reads only its piece. The default, False, builds whole tensors in memory. Pass True if a
-            model does not fit the memory of a process.
+            which each process reads only its piece. The default, False, builds whole tensors in memory, which every
+            ``load_state_dict`` takes. Pass True if a model does not fit the memory of a process.
         in_shares: Whether all processes of ``torch.distributed`` make this call now, and each of them verifies only its
-            share of the files with pieces, which is faster. The default is False. An error then occurs on a single
-            process, so exchange the outcome before you continue.
+            share of the files with pieces, which is faster. The default is False, since an error then occurs on a
+            single process: exchange the outcome before you continue, for example with
+            ``pa_distributed.gather_objects``.
 
     Returns:
-        The checkpoint. Its tensors are on the CPU.
+        The checkpoint; ``checkpoint[name]`` is the value that was saved under the name. Its tensors are on the CPU.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint at the path.
-        CheckpointError: The checkpoint is damaged, or was written in a newer format.
+        CheckpointNotFoundError: There is no directory at the path. It is also a ``FileNotFoundError``.
+        CheckpointError: The checkpoint is damaged, was written in a newer format, or the directory is not a checkpoint
+            of ``save``.
 
     Example:
         >>> import tempfile, torch
-        >>> from pa_checkpoint import save
+        >>> from pa_checkpoint import load, save
         >>> folder = tempfile.TemporaryDirectory()
         >>> model = torch.nn.Linear(2, 1)
         >>> save(f"{folder.name}/step_480", {"model": model.state_dict(), "step": 480})
@@ -500,29 +512,37 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
     """Compare the files of a checkpoint with their digests, and return the digest of the checkpoint.
 
-    Use it after copying a checkpoint, or before deleting an older copy. It works for any content, including directories
-    of ``Folder.writing``, and needs little memory, since it keeps nothing that it reads.
+    Use it after copying a checkpoint, or before deleting an older copy. ``load`` verifies as well, and builds the
+    values; this function keeps nothing that it reads, so it needs little memory. It works for any content, including
+    directories that were written in ``Folder.writing`` with a summary.
 
     Args:
         path: The directory of the checkpoint.
-        wanted: A function that is called with the name of a file, and returns whether to compare it. By default all
-            files are compared.
+        wanted: A function that is called with the name of each file, for example ``"model.safetensors"``, and returns
+            whether to compare it. The default, None, compares all files. The manifest, which is the list of the files,
+            is always checked.
 
     Returns:
-        The SHA-256 digest of the manifest, in hexadecimal: the ``digest`` of the ``Checkpoint``.
+        The SHA-256 digest of the manifest, in hexadecimal: the ``digest`` of the ``Checkpoint``. Two checkpoints with
+        the same digest have the same content.
 
     Raises:
-        CheckpointError: A file or the manifest is missing or damaged.
+        CheckpointError: A file or the manifest is missing or damaged, or there is no checkpoint at the path.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import save
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> path = Path(folder.name, "step_1")
-        >>> save(path, {"step": 1})
-        >>> verify(path) == load(path).digest
+        >>> from pa_checkpoint import CheckpointError, load, save, verify
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(f"{folder}/step_1", {"step": 1})
+        ...     print(verify(f"{folder}/step_1") == load(f"{folder}/step_1").digest)
+        ...     with open(f"{folder}/step_1/state.json", "a") as file:
+        ...         _ = file.write("damage")
+        ...     try:
+        ...         _ = verify(f"{folder}/step_1")
+        ...     except CheckpointError as error:
+        ...         print(error.problem)
         True
-        >>> folder.cleanup()
+        The checkpoint is damaged.
     """
     folder = located(Path(path))
     manifest = read_manifest(folder)

@@ -38,15 +38,24 @@ Use it as ``compare(first, second, ignore=ANY_PROCESSES)``, for two runs on diff
 class Difference:
     """Describe the first entry in which two checkpoints differ.
 
-    ``compare`` returns it. ``print`` shows it in a line; to ignore the entry, pass ``difference.entry`` as ``ignore``.
+    ``compare`` returns it; you need not make it yourself. ``print(difference)`` shows both attributes in a line. To
+    compare the remaining entries, call ``compare`` again with ``ignore=difference.entry``.
 
     Attributes:
         entry: The path of the entry: the name under which it was passed to ``save``, and the keys and indices below,
             for example ``"optimizer.param_groups.0.lr"``.
-        found: A text with the two values or, for a tensor, how many elements differ and by how much.
+        found: A text with the two values or, for a tensor, how many elements differ and the largest absolute
+            difference. If a checkpoint lacks the entry, the text says ``nothing`` for the value.
 
     Example:
-        >>> difference = Difference("optimizer.param_groups.0.lr", "0.1 in the first, 0.2 in the second")
+        >>> import tempfile
+        >>> from pa_checkpoint import compare, save
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name, lr in (("first", 0.1), ("second", 0.2)):
+        ...         save(f"{folder}/{name}", {"optimizer": {"param_groups": [{"lr": lr}]}})
+        ...     difference = compare(f"{folder}/first", f"{folder}/second")
+        >>> difference.entry, difference.found
+        ('optimizer.param_groups.0.lr', '0.1 in the first, 0.2 in the second')
         >>> print(difference)
         optimizer.param_groups.0.lr: 0.1 in the first, 0.2 in the second
     """
@@ -62,15 +71,19 @@ class Difference:
 def compare(first: str | Path, second: str | Path, ignore: str | Iterable[str] = ()) -> Difference | None:
     """Return the first entry in which two checkpoints differ, or None if they are equal.
 
-    Use it to check that a run is reproducible, or that a resumed run gives the same result as a run without a break.
-    Every bit counts: -0.0 differs from 0.0, and a NaN only equals the same NaN. The order of dictionary keys and
-    the summaries are not compared. ``python -m pa_checkpoint FIRST SECOND`` does the same on the command line.
+    Use it to check that a run is reproducible, or that a resumed run gives the same result as a run without a break. To
+    check a single checkpoint for damage, use ``verify``. Every bit counts: -0.0 differs from 0.0, and a NaN only equals
+    the same NaN. The order of dictionary keys and the summaries are not compared. ``python -m pa_checkpoint FIRST
+    SECOND`` does the same on the command line. It ignores the entries in ``CLOCK`` unless ``--clock`` is passed.
 
     Args:
-        first: The directory of a checkpoint, or a folder of checkpoints, which stands for its newest checkpoint.
+        first: The directory of a checkpoint, or a folder of checkpoints, which stands for its newest readable
+            checkpoint.
         second: The directory or folder to compare with.
-        ignore: A pattern, or several, of paths of entries that may differ, for example ``"run.seed"``. The entries
-            below a path are ignored, too. ``*`` in a pattern matches any text. By default nothing is ignored.
+        ignore: A pattern, or several, of the entries that may differ, for example ``"run.seed"``. The path of an entry
+            is the name under which it was passed to ``save``, and the keys and indices below, joined by dots. The
+            entries below a matching path are ignored, too. ``*`` in a pattern matches any text, dots included. For
+            training states of ``pa_core``, pass ``CLOCK`` or ``ANY_PROCESSES``. By default nothing is ignored.
 
     Returns:
         The first difference, in the order of the first checkpoint, or None.
@@ -80,8 +93,9 @@ def compare(first: str | Path, second: str | Path, ignore: str | Iterable[str] =
         CheckpointError: A checkpoint is damaged, or was written in a newer format.
 
     Example:
-        >>> import tempfile
-        >>> from pa_checkpoint import save
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import compare, save
         >>> folder = tempfile.TemporaryDirectory()
         >>> paths = [Path(folder.name, name) for name in ("first", "second")]
         >>> for path, last in zip(paths, (3.0, 3.5)):

@@ -25,17 +25,22 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
 class ExplainedError(Exception):
     """Describe a problem together with the given value, the expected value and the action to take.
 
-    It is the base of the errors of this package; your own errors may derive from it. If the first sentence explains
-    everything, for example that a number is out of its range, leave out the other parts. The parts are attributes, and
-    also in ``args``, so that the error survives pickling between processes. Passwords and queries in URLs are replaced
-    by ``***``.
+    No function raises this class itself. It is the base of ``CheckpointError`` and of all other errors of this package,
+    and your own errors may derive from it: the message then has the same form. It derives from ``Exception`` alone, so
+    ``except ValueError`` catches it only if your class derives from ``ValueError`` as well.
+
+    ``str(error)`` is the problem, followed by a line for each further part that is not empty. If the first sentence
+    explains everything, for example that a number is out of its range, leave out the other parts. The parts are
+    attributes, and also in ``args``, so that the error survives pickling between processes. Passwords and queries in
+    URLs are replaced by ``***`` in all parts.
 
     Args:
         problem: A sentence that names the problem.
         given: The found value, as text, with the name of the argument. The default is an empty text, which is not
             shown.
-        expected: A description of a correct value, if the sentence does not contain it. Not shown by default.
-        do: The action that solves the problem. Not shown by default.
+        expected: A description of a correct value. The default is an empty text, which is not shown, since the sentence
+            often contains the description already.
+        do: The action that solves the problem. The default is an empty text, which is not shown.
 
     Attributes:
         problem: The sentence that names the problem.
@@ -44,7 +49,13 @@ class ExplainedError(Exception):
         do: The action that solves the problem, or an empty text.
 
     Example:
-        >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
+        >>> from pa_checkpoint import ExplainedError
+        >>> class StockError(ExplainedError, ValueError):
+        ...     pass
+        >>> try:
+        ...     raise StockError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple.")
+        ... except ValueError as error:
+        ...     print(error)
         The bag is empty.
           given:    0 apples
           expected: some
@@ -68,25 +79,41 @@ class ExplainedError(Exception):
 
 
 class CheckpointError(ExplainedError, RuntimeError):
-    """Report that a checkpoint cannot be written or read.
+    r"""Report that a checkpoint cannot be written, read, listed or removed.
 
-    Typical causes are a full disk, a value that cannot be stored, and a damaged file. Catch it to continue training
-    although a save has failed, or to try an older checkpoint.
+    Nearly all functions and methods of this package raise it, for example ``save``, ``load``, ``verify``,
+    ``Writer.save``, ``Writer.wait``, ``Folder.keep`` and ``RemoteFolder.upload``. Typical causes are a full disk, a
+    value that cannot be stored, a damaged file, and an object store that cannot be reached. Catch it to continue
+    training although a save has failed, or to try an older checkpoint.
+
+    It derives from ``RuntimeError``, so ``except RuntimeError`` catches it, and ``except ValueError`` and ``except
+    OSError`` do not. The subclass ``CheckpointNotFoundError`` is an ``OSError``, too.
+
+    You may also raise it yourself: ``Folder.newest_readable`` tries the next older checkpoint when your function raises
+    it.
 
     Args:
         problem: A sentence that names the problem.
-        given: The found value, as text. Not shown if empty.
-        expected: A description of a correct value. Not shown if empty.
-        do: The action that solves the problem. Not shown if empty.
+        given: The found value, as text, for example the path of the damaged file. The default is an empty text, which
+            is not shown.
+        expected: A description of a correct value. The default is an empty text, which is not shown.
+        do: The action that solves the problem. The default is an empty text, which is not shown.
+
+    Attributes:
+        problem: The sentence that names the problem.
+        given: The found value, or an empty text.
+        expected: The description of a correct value, or an empty text.
+        do: The action that solves the problem, or an empty text.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import save
+        >>> from pa_checkpoint import CheckpointError, save
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     try:
         ...         save(f"{folder}/step_1", {"callback": print})
         ...     except CheckpointError as error:
-        ...         print(error.given)
+        ...         print(error.problem, error.given, sep="\n")
+        This entry cannot be stored in a checkpoint.
         callback: builtin_function_or_method <built-in function print>
     """
 
@@ -94,13 +121,30 @@ class CheckpointError(ExplainedError, RuntimeError):
 
 
 class FolderInUseError(CheckpointError):
-    """Report that a process that is still alive saves its checkpoints to the same folder.
+    """Report that another process, which is still alive, saves its checkpoints to the same folder.
 
-    ``FolderLock`` raises it. The message names the other process and its machine.
+    ``FolderLock(folder)`` raises it after a wait of three seconds. The message names the other process, its machine and
+    the time at which it has locked the folder. Wait for that process, end it, or choose another folder; do not delete
+    the lock file while the process runs.
+
+    It is a ``CheckpointError``, and so a ``RuntimeError``; ``except ValueError`` and ``except OSError`` do not catch
+    it.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The folder, and the process that uses it. The default is an empty text, which is not shown.
+        expected: A description of a correct value. The default is an empty text, which is not shown.
+        do: The action that solves the problem. The default is an empty text, which is not shown.
+
+    Attributes:
+        problem: The sentence that names the problem.
+        given: The folder, and the process that uses it.
+        expected: Empty when ``FolderLock`` raises the error.
+        do: The action that solves the problem.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import FolderLock
+        >>> from pa_checkpoint import FolderInUseError, FolderLock
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     try:
         ...         with FolderLock(folder):
@@ -114,12 +158,31 @@ class FolderInUseError(CheckpointError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """Report that there is no checkpoint at a path.
+    """Report that there is no checkpoint at a path or in an object store.
 
-    It is also a ``FileNotFoundError``. Catch it to begin a new run where a run might be resumed.
+    ``load`` raises it if there is no directory at the path, ``compare`` also for a folder without a readable
+    checkpoint, and the methods of ``RemoteFolder`` for a checkpoint that the store does not have or that was removed
+    meanwhile. Catch it to begin a new run where a run might be resumed. A directory without a manifest is a damaged
+    checkpoint, for which ``load`` raises a plain ``CheckpointError``.
+
+    It is a ``CheckpointError`` and a ``FileNotFoundError``, so ``except RuntimeError``, ``except FileNotFoundError``
+    and ``except OSError`` catch it; ``except ValueError`` does not. ``errno`` is ``errno.ENOENT``, ``strerror`` is the
+    problem, and ``filename`` is None: the path is in ``given``.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The path or URL. The default is an empty text, which is not shown.
+        expected: A description of a correct value. The default is an empty text, which is not shown.
+        do: The action that solves the problem. The default is an empty text, which is not shown.
+
+    Attributes:
+        problem: The sentence that names the problem.
+        given: The path or URL, in a text.
+        expected: The description of a correct value, or an empty text.
+        do: The action that solves the problem, or an empty text.
 
     Example:
-        >>> from pa_checkpoint import load
+        >>> from pa_checkpoint import CheckpointNotFoundError, load
         >>> try:
         ...     step = load("no/such/checkpoint")["step"]
         ... except CheckpointNotFoundError:

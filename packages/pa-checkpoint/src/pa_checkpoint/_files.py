@@ -24,14 +24,16 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
     """Write a file so that a reader or a crash never finds half of it.
 
     Use it for any file that must survive an interrupt, for example a results file that is replaced after each epoch.
+    For a checkpoint with a model and an optimizer, ``save`` is simpler, and for a directory, use ``Folder.writing``.
     The content goes to a temporary file in the same folder, is flushed to the disk, and then takes the name of the file
     in a single step. If anything fails, for example because of a full disk or Ctrl-C, the previous file keeps its
     content. Missing folders are created. If the path is a symbolic link, the file that it points to is replaced.
 
     Args:
-        path: The file.
+        path: The file, which is replaced if it exists.
         writer: A function that writes the content. It is called once, with a file that is open for writing in binary
-            mode.
+            mode, which it need not close. Its return value is ignored. If it raises an error, the error is raised here,
+            and the previous file stays.
 
     Raises:
         CheckpointError: The path is something other than a file, for example a folder.
@@ -39,6 +41,8 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
 
     Example:
         >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import atomic_write
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "runs", "first", "weights.pt")
         >>> atomic_write(path, lambda file: torch.save({"epoch": 3}, file))

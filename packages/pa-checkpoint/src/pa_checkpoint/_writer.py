@@ -169,32 +169,38 @@ def _is_on_cuda(tensor: Tensor) -> bool:
 def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str, JsonScalar] | None = None) -> None:
     """Save a checkpoint to a directory, completely or not at all.
 
-    The files are written to a hidden folder next to the path and flushed to the disk. Then the folder is renamed in a
-    single step. If anything fails, including a full disk, Ctrl-C or a kill, the previous checkpoint at the path stays.
-    The call returns when the checkpoint is on the disk; to save in the background, use a ``Writer``.
+    Use it where a script may wait for the disk, for example after the last epoch; a ``Writer`` saves in the background
+    while training continues. The files are written to a hidden folder next to the path and flushed to the disk. Then
+    the folder is renamed in a single step. If anything fails, including a full disk, Ctrl-C or a kill, the previous
+    checkpoint at the path stays. The call returns when the checkpoint is on the disk. Read it with ``load``.
 
-    If ``torch.distributed`` is initialised, every process must call this function: rank 0 writes, each process writes
-    its pieces of sharded tensors, and all of them return when the checkpoint is complete.
+    If ``torch.distributed`` is initialised, every process must call this function with the same arguments: rank 0
+    writes, each process writes its pieces of sharded tensors, and all of them return when the checkpoint is complete.
+    The path must then be on a file system that all processes share.
 
     Args:
-        path: The directory: a free path, an empty folder, or a checkpoint, which is replaced.
-        parts: The values to save, by names that are Python identifiers, for example ``{"model": model.state_dict(),
-            "step": 100}``. Tensors, arrays, numbers, strings, and dictionaries, lists, tuples and sets of them are
-            allowed.
-        summary: Plain values that can be read without the tensors: finite numbers and strings. ``CheckpointInfo`` shows
-            ``"run"``, ``"update"``, ``"epoch"`` and ``"complete"``. The position in the order of the folder,
-            ``"sequence"``, is added if it is missing. By default the summary contains nothing else.
+        path: The directory: a free path, an empty folder, or a checkpoint, which is replaced. Missing folders above it
+            are created.
+        parts: The values to save, by names that are Python identifiers of ASCII letters, for example ``{"model":
+            model.state_dict(), "step": 100}``. Allowed are None, booleans, numbers, strings, bytes, tensors, NumPy
+            arrays, and dictionaries, lists, tuples and sets of all these. Other objects raise an error: pass their
+            ``state_dict()``.
+        summary: Plain values by name that can be read without the tensors: booleans, finite numbers, strings and None.
+            ``CheckpointInfo`` shows ``"run"`` (a string that identifies the run), ``"update"`` and ``"epoch"`` (whole
+            numbers >= 0), and ``"complete"`` (a boolean). ``"sequence"``, a number that orders the checkpoints of the
+            folder, is added if it is missing. The default, None, adds nothing else.
 
     Raises:
-        CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full. All
-            processes raise it.
+        CheckpointError: The path is in use by something else, a value or the summary cannot be stored, a name is not an
+            identifier, or the disk is full. All processes raise it.
 
     Example:
         >>> import tempfile, torch
-        >>> from pa_checkpoint import load
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import load, save
         >>> temporary = tempfile.TemporaryDirectory()
         >>> path = Path(temporary.name, "step_100")
-        >>> save(path, {"model": {"weight": torch.ones(2)}, "step": 100})
+        >>> save(path, {"model": {"weight": torch.ones(2)}, "step": 100}, summary={"update": 100})
         >>> load(path)["step"]
         100
         >>> temporary.cleanup()
@@ -205,15 +211,21 @@ def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str,
 class Writer:
     """Save the checkpoints of a run in the background, while training continues.
 
-    Use one writer for all checkpoints of a run. ``save`` copies the tensors to host memory, which is fast, and a thread
-    writes them to the disk. The buffers for the copies are used again. Tensors that have not changed since the previous
-    checkpoint, such as a frozen model, are hard links to its files on file systems with hard links, after their digests
-    were compared.
+    Use one writer for all checkpoints of a run, instead of ``save`` for each, if a loop should not wait for the disk.
+    ``Writer.save`` copies the tensors to host memory, which is fast, and a thread writes them to the disk. The buffers
+    for the copies are used again, so the writer takes as much host memory as a checkpoint. Tensors that have not
+    changed since the previous checkpoint, for example a frozen model, are hard links to its files on file systems with
+    hard links, after their digests were compared.
 
-    If ``torch.distributed`` is initialised, every process needs a writer, and all processes must make the same calls.
+    A failed save in the background raises its error in the next call of ``save`` or ``wait``. If the interpreter ends
+    before, it waits for the thread, and prints the traceback of the error. Call ``wait`` at the end of a script.
+
+    If ``torch.distributed`` is initialised, every process needs a writer, and all processes must make the same calls in
+    the same order. The constructor has no arguments.
 
     Example:
         >>> import tempfile, torch
+        >>> from pa_checkpoint import Folder, Writer
         >>> temporary = tempfile.TemporaryDirectory()
         >>> folder, writer, weight = Folder(temporary.name), Writer(), torch.zeros(2)
         >>> for step in (1, 2, 3):
@@ -232,17 +244,20 @@ class Writer:
 
     @staticmethod
     def check(parts: Mapping[str, object]) -> None:
-        """Raise an error if any of some values cannot be stored, without writing anything.
+        """Raise an error if a value cannot be stored, without writing anything.
 
-        Call it before training, so that an unsupported value is an error then, and not at the first checkpoint.
+        You call it before training with the values that you will save, so that an unsupported value is an error then,
+        and not at the first checkpoint. It needs no writer, copies no tensors, and does not check the names of the
+        values.
 
         Args:
-            parts: The values by name, in the form that ``save`` takes.
+            parts: The values by name, in the form that ``save`` takes, for example ``{"model": model.state_dict()}``.
 
         Raises:
-            CheckpointError: A value cannot be stored. The message names the entry.
+            CheckpointError: A value is of a type that cannot be stored. The message names the first such entry.
 
         Example:
+            >>> from pa_checkpoint import Writer
             >>> Writer.check({"metrics": {"loss": [0.5, 0.25]}})
             >>> Writer.check({"metrics": {"loss": len}})
             Traceback (most recent call last):
@@ -257,17 +272,21 @@ class Writer:
     def note(self, parts: Mapping[str, object]) -> None:
         """Record the tensors before training, so that the first checkpoint knows which of them have not changed.
 
-        It is optional. With it, a frozen model goes to a separate file in the first checkpoint already, so that the
-        second checkpoint can share the file. When a run resumes, call it after loading.
+        The call is optional. You make it once, after the model is built and, when a run resumes, after loading. The
+        writer then puts tensors that have not changed by the first ``save``, for example a frozen model, into a
+        separate file, so that the second checkpoint can share this file instead of writing it again. Without the call,
+        the second checkpoint creates the separate file and the third shares it. The values are not copied or written.
 
         Args:
-            parts: The values that the next checkpoint will contain, by name.
+            parts: The values that the next checkpoint will contain, by the same names.
 
         Raises:
             CheckpointError: A value cannot be stored.
 
         Example:
             >>> import tempfile, torch
+            >>> from pathlib import Path
+            >>> from pa_checkpoint import Writer
             >>> frozen, weight = torch.zeros(2**18), torch.zeros(2)
             >>> writer = Writer()
             >>> writer.note({"model": {"frozen": frozen, "weight": weight}})
@@ -291,29 +310,37 @@ class Writer:
     ) -> None:
         """Save a checkpoint, in the background by default.
 
-        The call first waits for the previous save. It returns when all tensors are copied, so the next update may
-        change them.
+        You call it in the training loop. The call first waits for the previous save of this writer, and returns when
+        all tensors are copied to host memory, so the next update may change them. If ``torch.distributed`` is
+        initialised, all processes must make the call.
 
         Args:
-            path: The directory: a free path, an empty folder, or a checkpoint, which is replaced.
+            path: The directory: a free path, an empty folder, or a checkpoint, which is replaced. Missing folders above
+                it are created.
             parts: The values to save, by names that are Python identifiers, for example ``{"model": model.state_dict(),
-                "step": 100}``.
+                "step": 100}``. Allowed are None, booleans, numbers, strings, bytes, tensors, NumPy arrays, and
+                dictionaries, lists, tuples and sets of all these.
             summary: Plain values that can be read without the tensors, for example ``{"run": "first", "update": 100}``.
-                ``"sequence"`` is added if it is missing. By default the summary contains nothing else.
-            blocking: Whether to return only when the checkpoint is on the disk. The default is False. Pass True for the
-                last checkpoint of a script, or if host memory is too small for a copy.
-            lock: The lock of the folder on rank 0, if there is any. It is checked before the checkpoint is written, and
-                after a failure, which the loss of the lock may have caused.
+                ``CheckpointInfo`` shows ``"run"`` (a string), ``"update"`` and ``"epoch"`` (whole numbers >= 0) and
+                ``"complete"`` (a boolean). ``"sequence"``, a number that orders the checkpoints of the folder, is added
+                if it is missing. The default, None, adds nothing else.
+            blocking: Whether to return only when the checkpoint is on the disk. The default, False, lets training
+                continue. Pass True for the last checkpoint of a script, or if host memory is too small for a copy.
+            lock: The ``FolderLock`` of the folder, on rank 0. It is checked before the checkpoint is written, and after
+                a failure, which the loss of the lock may have caused. The default, None, checks nothing.
             on_saved: A function that is called with the path when the checkpoint is complete, for example to upload it.
-                It is called on rank 0, in the thread that writes. Its exception is raised like a failed save. By
-                default nothing is called.
+                It is called on rank 0, in the thread that writes, and its result is ignored. Its exception is raised
+                like a failed save. The default, None, calls nothing.
 
         Raises:
-            CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full. In the
-                background, the next call of ``save`` or ``wait`` raises it.
+            CheckpointError: A value cannot be stored. This call raises it.
+            CheckpointError: The path is in use by something else, the summary cannot be stored, the lock was lost, or
+                the disk is full. With ``blocking=True`` this call raises it, otherwise the next call of ``save`` or
+                ``wait``.
 
         Example:
             >>> import tempfile, torch
+            >>> from pa_checkpoint import Writer
             >>> writer, weight = Writer(), torch.zeros(2)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     writer.save(f"{folder}/step_1", {"weight": weight}, on_saved=lambda path: print("saved", path.name))
@@ -348,14 +375,17 @@ class Writer:
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.
 
-        Call it at the end of a script, so that a failed save raises an error there.
+        You call it at the end of a script, so that a failed save raises its error there, and before you read a
+        checkpoint that ``save`` is still writing. It returns at once if no save is in progress. On several processes,
+        every process calls it. The writer can be used again afterwards.
 
         Raises:
-            CheckpointError: The checkpoint could not be written. Each failure is raised once.
+            CheckpointError: The checkpoint could not be written. Each failure is raised once. An exception of the
+                ``on_saved`` function is raised unchanged.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import load
+            >>> from pa_checkpoint import Writer, load
             >>> writer = Writer()
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     writer.save(f"{folder}/final", {"step": 480})
