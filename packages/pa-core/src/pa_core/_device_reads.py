@@ -23,29 +23,44 @@ class _Sent(NamedTuple, Generic[TagT]):
 
 
 class ScalarTransfer(Generic[TagT]):
-    """Send numbers from the device to the host without blocking, and yield them when they have arrived.
+    """Read numbers from an accelerator without blocking the training loop.
 
-    Reading a tensor of an accelerator with ``item()`` waits for all pending work of the device. This class queues a
-    copy after that work instead, and reads it when it has arrived: use it in callbacks that look at each loss. Numbers
-    on the CPU arrive at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` is called.
+    Reading a tensor on an accelerator with ``item()`` waits for all pending work of the device. Use this class in a
+    callback that looks at the loss of each step: ``send`` queues a copy after the pending work, and ``arrived`` yields
+    the numbers whose copies are complete, usually a few steps later. Call ``wait_for_all`` at the end of an epoch, so
+    that no number is lost. Numbers on the CPU arrive at once. On an accelerator other than CUDA, numbers arrive only
+    when ``wait_for_all`` is called. The class has no arguments, works within one process, and keeps nothing in training
+    states.
 
     Example:
         >>> import torch
-        >>> losses = ScalarTransfer[int]()
-        >>> losses.send(torch.tensor(0.5), tag=1)
-        >>> list(losses.arrived())
-        [(1, 0.5)]
+        >>> from pa_core.callbacks import ScalarTransfer
+        >>> losses = ScalarTransfer[int]()  # the tags are the numbers of the batches
+        >>> for number, loss in enumerate([torch.tensor(0.5), torch.tensor(0.25)], start=1):
+        ...     losses.send(loss, tag=number)
+        ...     for batch, value in losses.arrived():
+        ...         print(f"batch {batch}: {value}")
+        batch 1: 0.5
+        batch 2: 0.25
+        >>> list(losses.wait_for_all())
+        []
     """
 
     def __init__(self) -> None:
         self._under_way: deque[_Sent[TagT]] = deque()
 
     def send(self, scalar: Tensor, tag: TagT) -> None:
-        """Start the copy of a tensor with one element to the host; it returns at once.
+        """Start to copy a tensor with one element to the CPU; it returns at once.
+
+        You call it, for example in ``on_train_step_end``. The example of :class:`ScalarTransfer` calls it.
 
         Args:
-            scalar: A tensor with one element, on any device; its graph is not kept, and later changes have no effect.
-            tag: An object that is yielded together with the number, for example the number of the batch.
+            scalar: A tensor with one element, of any shape, on any device. Its value now is sent: later changes of the
+                tensor have no effect, and its autograd graph is not kept.
+            tag: Any object, which is yielded together with the number, for example the number of the batch.
+
+        Raises:
+            RuntimeError: The tensor has no element, or several.
         """
         scalar = scalar.detach().reshape(())
         value, copied = copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
@@ -54,8 +69,12 @@ class ScalarTransfer(Generic[TagT]):
     def arrived(self) -> Iterator[tuple[TagT, float]]:
         """Yield the numbers that have arrived, with their tags, in the order in which they were sent.
 
-        Call it after each ``send``, and iterate over the result. It does not wait, unless very many numbers are
-        pending.
+        You call it after each ``send``, and iterate over the result; each number is yielded once. It does not wait for
+        the device, unless 128 numbers are pending: then it waits for all of them. The example of
+        :class:`ScalarTransfer` calls it.
+
+        Yields:
+            Pairs of the tag and the number as a Python float; none if no number has arrived.
         """
         if len(self._under_way) >= _MOST_UNDER_WAY:
             yield from self.wait_for_all()
@@ -64,10 +83,22 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def wait_for_all(self) -> Iterator[tuple[TagT, float]]:
-        """Wait for all numbers that were sent, and yield them with their tags, in the same order.
+        """Wait for all numbers that were sent, and yield them with their tags, in the order in which they were sent.
 
-        Call it at the end of an epoch, so that no number is lost. The numbers that ``arrived`` has yielded are not
+        You call it at the end of an epoch or before a checkpoint, so that no number is lost, and iterate over the
+        result. It blocks until the device has made the pending copies. Numbers that ``arrived`` has yielded are not
         repeated.
+
+        Yields:
+            Pairs of the tag and the number as a Python float; none if no number is pending.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.callbacks import ScalarTransfer
+            >>> losses = ScalarTransfer[str]()
+            >>> losses.send(torch.tensor([0.5]), tag="train")
+            >>> list(losses.wait_for_all()), list(losses.wait_for_all())
+            ([('train', 0.5)], [])
         """
         while self._under_way:
             sent = self._under_way.popleft()
@@ -76,7 +107,20 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def clear(self) -> None:
-        """Drop all pending numbers, for example when a new run starts."""
+        """Drop all pending numbers, so that they are never yielded.
+
+        You call it when a new run starts, for example in ``on_training_run_start``: an earlier run may have ended with
+        an exception before its numbers were read.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.callbacks import ScalarTransfer
+            >>> losses = ScalarTransfer[int]()
+            >>> losses.send(torch.tensor(0.5), tag=1)
+            >>> losses.clear()
+            >>> list(losses.wait_for_all())
+            []
+        """
         self._under_way.clear()
 
 

@@ -139,17 +139,19 @@ class LoaderSettings(NamedTuple):
 def check_count(name: str, value: object, minimum: int = 1) -> None:
     """Raise an error unless a value is a whole number that is large enough.
 
-    Use it in the constructors of your callbacks.
+    Use it in the constructors of your callbacks, for arguments that count something.
 
     Args:
         name: The name of the argument, for the message.
-        value: The value of the argument.
-        minimum: The smallest value that makes sense.
+        value: The value of the argument. Integers of numpy are accepted; booleans and floats, even 2.0, are not.
+        minimum: The smallest value that is accepted. The default, 1, suits a number of steps or epochs.
 
     Raises:
-        ConfigurationError: ``value`` is not an integer of at least ``minimum``.
+        ConfigurationError: ``value`` is not an integer of at least ``minimum``. It is a ``ValueError``.
 
     Example:
+        >>> from pa_core.callbacks import check_count
+        >>> check_count("num_batches", 3)
         >>> check_count("num_batches", 0)
         Traceback (most recent call last):
         ...

@@ -20,16 +20,29 @@ DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
     ProgressBarCallback,
     LogMetricsCallback,
 )
-"""The callbacks of a trainer that is given none: pass ``callbacks=[*DEFAULT_CALLBACKS, ...]`` to add to them."""
+"""The callback classes of a trainer that is created without ``callbacks``, in the order in which they are called.
+
+They move the trainer's other modules to the device, end a run whose loss is NaN, print a row for each epoch, show the
+progress, and add the metrics to the rows. Any list that you pass as ``callbacks`` replaces them, so pass
+``callbacks=[*DEFAULT_CALLBACKS, MyCallback()]`` to add to them. ``get_default_callbacks`` leaves out the progress bar.
+"""
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:
-    """Return the default callbacks, in their order, to add your own or to leave out the progress bar.
+    """Return the default callback classes, in their order, with or without the progress bar.
+
+    Use it to leave out the progress bar, as in ``callbacks=[*get_default_callbacks(progress_bar=False),
+    MyCallback()]``. ``DEFAULT_CALLBACKS`` is the same tuple with the bar.
 
     Args:
-        progress_bar: Whether ``ProgressBarCallback`` is among them. The default, True, is the default of trainers.
+        progress_bar: Whether ``ProgressBarCallback`` is among them. The default, True, is what a trainer without
+            ``callbacks`` uses.
+
+    Returns:
+        A tuple of classes that need no arguments. A trainer creates an instance of each.
 
     Example:
+        >>> from pa_core import get_default_callbacks
         >>> for callback in get_default_callbacks(progress_bar=False):
         ...     print(callback.__name__)
         MoveModulesToDeviceCallback

@@ -17,12 +17,19 @@ from pa_core.user_warnings import warn_user
 class LimitBatchesCallback(TrainerCallback):
     """Limit every training and evaluation epoch to its first batches, to try out a script quickly.
 
-    The loaders are limited before the run is set up, so that the run config, the scheduler and the progress bars count
-    only these batches. Predictions are not limited: their file has a row for each sample. Pass ``predict()`` a
-    ``torch.utils.data.Subset`` to try it out.
+    Pass it to the trainers that you want to limit. ``LimitBatches`` limits the trainers of a script that you do not
+    want to edit, and ``LimitEvalStepsCallback`` limits evaluations only.
+
+    The loaders are limited before the run is set up, so the run config, the scheduler and the progress bars count only
+    these batches. Predictions are not limited, because their file has a row for each sample. To try out ``predict()``,
+    pass it a ``torch.utils.data.Subset``. Nothing is kept in training states.
 
     Args:
-        num_batches: The number of batches of each process in an epoch; a loader that has fewer is not changed.
+        num_batches: The number of batches of each process in an epoch, at least 1. With gradient accumulation, several
+            batches make an optimizer update. A loader with fewer batches is not shortened.
+
+    Attributes:
+        num_batches: As given.
 
     Raises:
         ConfigurationError: ``num_batches`` is not a positive whole number.
@@ -70,20 +77,22 @@ class LimitBatchesCallback(TrainerCallback):
     def limited(self, loader: SizedIterable) -> SizedIterable:
         """Return a loader of the first ``num_batches`` batches of another loader.
 
-        Use it for loaders that the trainer does not know, as in ``trainer.change_eval_dataloaders(callback.limited)``.
+        The callback calls this for the loaders of each run. Call it yourself for loaders that the trainer does not
+        know, for example a second training loader that your step reads.
 
         Args:
-            loader: A loader of batches, not a list of samples: any iterable with a length, which can be iterated over
-                repeatedly. It is not changed.
+            loader: An iterable of batches (not of samples) that has a length and can be iterated over repeatedly, for
+                example a ``torch.utils.data.DataLoader``. It is not changed.
 
         Returns:
-            A loader with a length of at most ``num_batches``, on each process; ``loader`` itself if it is limited at
-            least as much already.
+            A loader with a length of at most ``num_batches``, on each process. It is ``loader`` itself if an earlier
+            call limited it to as few batches already.
 
         Example:
             >>> from pa_core import LimitBatchesCallback
-            >>> list(LimitBatchesCallback(2).limited([[0, 1], [2, 3], [4, 5]]))
-            [[0, 1], [2, 3]]
+            >>> first_two = LimitBatchesCallback(2).limited([[0, 1], [2, 3], [4, 5]])
+            >>> len(first_two), list(first_two)
+            (2, [[0, 1], [2, 3]])
         """
         return first_batches(loader, self.num_batches)
 
@@ -132,17 +141,38 @@ def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
 class LimitEvalStepsCallback(TrainerCallback):
     """Limit evaluation epochs to their first batches, so that frequent evaluations stay cheap.
 
+    Use it with ``StepBasedEvaluationCallback``, which evaluates within training epochs. ``LimitBatchesCallback`` limits
+    the training too. The metrics of a limited evaluation cover only the evaluated batches. They are the same batches
+    each time, unless the evaluation loader shuffles. Nothing is kept in training states.
+
     Args:
-        num_eval_steps: The number of batches of each process to evaluate.
-        limit_intermediate_only: Whether only evaluations within a training epoch are limited, which is the default, and
-            the evaluation after the epoch is complete. If False, all are limited.
+        num_eval_steps: The number of batches of each process to evaluate, at least 1. A set with fewer batches is
+            evaluated completely.
+        limit_intermediate_only: Whether only evaluations within a training epoch are limited. The default, True, leaves
+            the evaluation after each epoch and ``evaluate()`` complete, because their metrics are usually compared and
+            reported. If False, every evaluation is limited.
+
+    Attributes:
+        num_eval_steps: As given.
+        limit_intermediate_only: As given.
 
     Raises:
         ConfigurationError: ``num_eval_steps`` is not a positive whole number.
 
     Example:
-        >>> from pa_core import LimitEvalStepsCallback, StepBasedEvaluationCallback
-        >>> often_and_cheap = [StepBasedEvaluationCallback(100), LimitEvalStepsCallback(10)]
+        >>> import torch
+        >>> from pa_core import LimitEvalStepsCallback, Trainer
+        >>> from pa_core.testing import make_regression
+        >>> class CountBatches(Trainer):
+        ...     evaluated = 0
+        ...     def calculate_eval_batch_loss(self, batch):
+        ...         self.evaluated += 1
+        ...         return super().calculate_eval_batch_loss(batch)
+        >>> limit = LimitEvalStepsCallback(2, limit_intermediate_only=False)
+        >>> trainer = CountBatches(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[limit])
+        >>> _ = trainer.evaluate(make_regression(64), per_device_batch_size=8)
+        >>> trainer.evaluated
+        2
     """
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:

@@ -16,24 +16,34 @@ from pa_core.tracking.run_history import UpdatedMetrics
 class LogMetricsCallback(TrainerCallback):
     """Log the latest value of every numeric metric that was updated since it was last logged.
 
-    Metrics with ``train`` in their name are logged when a training epoch ends, all others after an evaluation, and
+    It is a default callback, and it has two uses. As it is, it shows the metrics of the run on the console: if
+    ``PrintProgressCallback`` prints a row for each epoch, this class adds the metrics to the row, and otherwise it
+    prints names and values, once on each machine. To send metrics elsewhere, derive from it and override
+    ``log_metrics``. They are then not on the console, unless ``super().log_metrics(...)`` is called too;
+    ``PrintProgressCallback`` still prints the losses. For TensorBoard, MLflow or Weights & Biases, use
+    ``TrackerCallback`` of ``pa_callbacks_extra``.
+
+    Metrics with ``train`` in their name are logged when a training epoch ends, all others after each evaluation, and
     metrics that are updated even later at the end of the epoch. Put callbacks that record metrics before this callback:
     metrics that they record after it at the end of an epoch are logged with the next epoch, or when the run ends.
-
-    If ``PrintProgressCallback`` prints a row for each epoch, this class adds the metrics to it; otherwise it prints
-    names and values, once on each machine.
-
-    Derive from it and override ``log_metrics`` to send metrics elsewhere. They are then not on the console, unless
-    ``super().log_metrics(...)`` is called too; ``PrintProgressCallback`` still prints the losses.
+    Nothing is kept in training states.
 
     Example:
-        >>> from pa_core import AnyTrainer, LogMetricsCallback
+        >>> import torch
+        >>> from pa_core import AnyTrainer, LogMetricsCallback, Trainer
+        >>> from pa_core.testing import make_regression
         >>> class LogToList(LogMetricsCallback):
         ...     def __init__(self) -> None:
-        ...         self.logged: list[dict[str, float]] = []
+        ...         self.logged: list[list[str]] = []
         ...     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
         ...         if trainer.run_config.is_world_process_zero:
-        ...             self.logged.append(metrics)
+        ...             self.logged.append(sorted(metrics))
+        >>> model, log = torch.nn.Linear(4, 1), LogToList()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[log])
+        >>> trainer.train(make_regression(16), num_epochs=1, eval_dataset=make_regression(16))
+        >>> log.logged
+        [['train_loss_epoch'], ['eval_loss_epoch']]
     """
 
     joins_sanity_evaluation = False
@@ -41,13 +51,19 @@ class LogMetricsCallback(TrainerCallback):
     _updated: UpdatedMetrics | None = None
 
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
-        """Log the latest values; override this to send them to a tracker.
+        """Log the latest values of the metrics; override it to send them to a tracker or a file.
 
-        It is called on every process.
+        The callback calls it on every process after each training epoch, after each evaluation, and at the end of an
+        epoch or a run, each time only if metrics were updated since the call before. So an override that writes must
+        check ``trainer.run_config.is_world_process_zero``. This implementation adds the metrics to the row of
+        ``PrintProgressCallback``, or prints them if the trainer has no such callback. An override need not call
+        ``super()``. The example of :class:`LogMetricsCallback` overrides it.
 
         Args:
-            trainer: The trainer.
-            metrics: The latest values of the updated metrics, by name.
+            trainer: The trainer. ``trainer.run_history.current_epoch`` is the number of the epoch, from 1, and
+                ``trainer.num_updates_completed`` the number of optimizer updates so far.
+            metrics: The latest values of the updated metrics as Python numbers, by their full names, for example
+                ``{"train_loss_epoch": 0.25}``. It is never empty.
         """
         display = _display(trainer)
         if display is None:

@@ -14,10 +14,14 @@ from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 class MoveModulesToDeviceCallback(TrainerCallback):
     """Move the modules that are attributes of the trainer to its device when a run starts.
 
-    It is a default callback, so that a loss function with class weights, torchmetrics or a teacher model need no
-    ``.to(device)``. It moves every ``torch.nn.Module`` that is an attribute of the trainer, or an item of an attribute
-    that is a list, a tuple, a set or a dictionary. The model is left out, because the trainer places it, and so are
-    values of properties.
+    It is a default callback, so that a loss function with class weights, a metric of torchmetrics or a teacher model
+    needs no ``.to(device)``. Name it in ``callbacks=[...]`` if your list replaces the default callbacks. It has no
+    arguments and no state.
+
+    It moves every ``torch.nn.Module`` that is an attribute of the trainer, or an item of an attribute that is a list, a
+    tuple, a set or a dictionary. The model is left out, because the trainer places it. Values of properties and modules
+    that are assigned within a run are not moved. The modules are moved in place, when ``train()``, ``evaluate()`` or
+    ``predict()`` starts.
 
     Example:
         >>> import torch

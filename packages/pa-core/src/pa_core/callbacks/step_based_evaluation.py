@@ -15,22 +15,30 @@ from pa_core.run_config import check_count
 class StepBasedEvaluationCallback(TrainerCallback):
     """Evaluate within the training epochs, each time after a number of optimizer updates.
 
-    Use it if epochs are long. Updates are counted over the whole run. If an epoch ends with the update that is due,
-    only the evaluation of the epoch runs, because another would evaluate the same weights.
+    Use it if epochs are so long that an evaluation after each epoch comes too late. The evaluation after each epoch
+    still runs. Updates are counted over the whole run, also over a resume. If an epoch ends with the update that is
+    due, only the evaluation of the epoch runs, because another would evaluate the same weights. To make these
+    evaluations shorter, add ``LimitEvalStepsCallback``. Nothing is kept in training states.
 
-    The metrics of these evaluations have the prefix ``intermediate_``: the loss is ``intermediate_eval_loss_epoch``, a
-    metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The names without the prefix keep a single
-    value for each epoch, from the evaluation after the epoch. To keep the best model of all evaluations within the
-    epochs, pass the name with the prefix to ``SaveBestModelCallback``.
+    The metrics of these evaluations have the prefix ``intermediate_``: the loss is ``intermediate_eval_loss_epoch``,
+    and a metric that a callback records as ``accuracy`` is ``intermediate_accuracy``. The names without the prefix keep
+    a single value for each epoch, from the evaluation after the epoch. To keep the best model of all evaluations within
+    the epochs, pass the name with the prefix as ``watch_metric`` of ``SaveBestModelCallback``.
 
     Args:
-        eval_every_n_steps: The number of optimizer updates between two evaluations.
-        eval_names: The names of the evaluation sets to evaluate, if there are several. The default is the sets that are
-            evaluated after each epoch, without sets that an ``EvaluationSet`` evaluates less often.
+        eval_every_n_steps: The number of optimizer updates (not of batches) between two evaluations, at least 1.
+        eval_names: The names of the evaluation sets to evaluate, if ``eval_dataset`` is a dictionary of several sets.
+            The default, None, evaluates the sets that are evaluated after each epoch, without sets that an
+            ``EvaluationSet`` evaluates less often, because those are usually large.
+
+    Attributes:
+        eval_every_n_steps: As given.
+        eval_names: As given, as a tuple, or None.
 
     Raises:
-        ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation dataset,
-            or no set with such a name.
+        ConfigurationError: The constructor raises it if ``eval_every_n_steps`` is not a positive whole number, or
+            ``eval_names`` is a string or empty. ``train()`` raises it, before the first step, if the run has no
+            evaluation dataset or no set with such a name.
 
     Example:
         >>> import torch

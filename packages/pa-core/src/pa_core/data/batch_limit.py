@@ -62,16 +62,22 @@ class DataLoaderSlice(Generic[_BatchT_co]):
 
 
 class LimitBatches:
-    """Limit every training and evaluation epoch of the trainers that are created within the context.
+    """Limit every training and evaluation epoch of the trainers that are created within a ``with`` block.
 
-    Use it to try out a script without changing it. Such a trainer gets a ``LimitBatchesCallback``, which also limits
-    runs after the context. A trainer that was created before is not limited.
+    Use it to try out a function or a script that creates its trainer itself, without changing it. If you create the
+    trainer, pass it ``LimitBatchesCallback`` instead. A trainer that is created within the block gets a
+    ``LimitBatchesCallback``, which also limits its runs after the block. A trainer that was created before is limited
+    only in runs that start within the block, with a warning.
 
-    The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it inherit, and
-    restores its former value. Setting the variable for a script limits all of its trainers.
+    The block sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it inherit, and
+    restores its former value. Setting the variable yourself, as in ``PT_ACC_LIMIT_BATCHES=3 python train.py``, limits
+    all trainers of the script.
 
     Args:
-        num_batches: The number of batches of each process in an epoch.
+        num_batches: The number of batches of each process in an epoch, at least 1.
+
+    Attributes:
+        num_batches: As given.
 
     Raises:
         ConfigurationError: ``num_batches`` is not a positive whole number.

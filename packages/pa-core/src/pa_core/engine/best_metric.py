@@ -41,28 +41,33 @@ _CAMEL_CASE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*"
 
 
 class BestMetric:
-    """Keep the best value of a metric, and its epoch; for your own callbacks that judge by a metric.
+    """Keep the best value of a metric, and its epoch.
 
-    NaN is never an improvement, and the first value that is a number always is.
+    Use it in your own callback that judges by a metric, for example to save or to stop; ``SaveBestModelCallback`` and
+    ``EarlyStoppingCallback`` use it. NaN is never an improvement, and the first value that is a number always is.
 
     Args:
         greater_is_better: Whether a higher value is better, as for an accuracy. The default, False, suits a loss.
-        min_change: The smallest change that is an improvement; the default is 0. It is measured from the best value, so
-            that many small steps in the right direction add up.
+        min_change: The smallest change that is an improvement, in the unit of the metric, at least 0. It is measured
+            from the best value, so many small steps in the right direction add up. The default, 0, accepts any better
+            value.
 
     Attributes:
-        value: The best value, None before the first.
-        epoch: The epoch of the best value, None before the first.
+        value: The best value as a float; None before the first.
+        epoch: The number of the epoch of the best value; None before the first.
+        greater_is_better: As given.
+        min_change: As given.
 
     Raises:
         ConfigurationError: ``min_change`` is negative or not finite.
 
     Example:
+        >>> from pa_core.callbacks import BestMetric
         >>> best = BestMetric(greater_is_better=True, min_change=0.01)
         >>> [best.update(accuracy, epoch) for epoch, accuracy in enumerate([0.5, 0.505, 0.52], start=1)]
         [True, False, True]
-        >>> best
-        <BestMetric: 0.52 of epoch 3, greater is better>
+        >>> best.value, best.epoch
+        (0.52, 3)
     """
 
     def __init__(self, greater_is_better: bool = False, min_change: float = 0.0) -> None:
@@ -76,8 +81,20 @@ class BestMetric:
     def is_improved_by(self, value: float) -> bool:
         """Return whether a value is better than the best value so far, without keeping it.
 
+        Call ``update`` instead if the value should become the best value.
+
         Args:
             value: The value of the metric; NaN is never better.
+
+        Returns:
+            True for the first number, and for a value that is better by at least ``min_change``; False otherwise.
+
+        Example:
+            >>> from pa_core.callbacks import BestMetric
+            >>> best = BestMetric()
+            >>> _ = best.update(0.5, epoch=1)
+            >>> best.is_improved_by(0.4), best.is_improved_by(0.6), best.value
+            (True, False, 0.5)
         """
         if math.isnan(value):
             return False
@@ -89,9 +106,23 @@ class BestMetric:
     def update(self, value: float, epoch: int) -> bool:
         """Keep a value if it is better than the best value so far, and return whether it is.
 
+        You call it once for each new value, on every process, for example in ``on_training_run_epoch_end``.
+        ``is_improved_by`` compares without keeping the value.
+
         Args:
-            value: The value of the metric, the same on every process.
+            value: The value of the metric. It must be the same on every process if they save or stop together;
+                ``watched_value`` returns such a value. NaN is never kept.
             epoch: The number of its epoch, for example ``trainer.run_history.current_epoch``.
+
+        Returns:
+            True if the value is the first number, or better by at least ``min_change``: it is then ``best.value``.
+            False if the best value stays.
+
+        Example:
+            >>> from pa_core.callbacks import BestMetric
+            >>> best = BestMetric()
+            >>> best.update(0.5, epoch=1), best.update(0.6, epoch=2), best.value, best.epoch
+            (True, False, 0.5, 1)
         """
         improved = self.is_improved_by(value)
         if improved:
@@ -105,43 +136,93 @@ class BestMetric:
         return f"<{type(self).__name__}: {best}, {'greater' if self.greater_is_better else 'lower'} is better>"
 
     def reset(self) -> None:
-        """Remove the best value, for example when a new run starts: the next number is an improvement."""
+        """Forget the best value and its epoch, so that the next number is an improvement.
+
+        You call it when a new run starts, for example in ``on_training_run_start``. The direction and ``min_change``
+        stay.
+
+        Example:
+            >>> from pa_core.callbacks import BestMetric
+            >>> best = BestMetric()
+            >>> _ = best.update(0.5, epoch=1)
+            >>> best.reset()
+            >>> best.value, best.update(0.9, epoch=1)
+            (None, True)
+        """
         self.value = None
         self.epoch = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its epoch, as "value" and "epoch", for the ``state_dict`` of your callback."""
+        """Return the best value and its epoch, for the training state of your callback.
+
+        You call it in the ``state_dict`` of your callback, so that a resumed run knows the best value.
+
+        Returns:
+            A dictionary with the keys "value" (a float or None) and "epoch" (an integer or None). The direction and
+            ``min_change`` are not in it, because the constructor sets them.
+
+        Example:
+            >>> from pa_core.callbacks import BestMetric
+            >>> best = BestMetric()
+            >>> _ = best.update(0.5, epoch=1)
+            >>> best.state_dict()
+            {'value': 0.5, 'epoch': 1}
+        """
         return {"value": self.value, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the result of ``state_dict``.
+        """Restore the best value and its epoch from the result of ``state_dict``.
+
+        You call it in the ``load_state_dict`` of your callback, when a run resumes.
 
         Args:
-            state_dict: A dictionary with "value" and "epoch".
+            state_dict: A dictionary with the keys "value" and "epoch"; other keys are ignored.
+
+        Raises:
+            KeyError: One of the two keys is missing.
+
+        Example:
+            >>> from pa_core.callbacks import BestMetric
+            >>> resumed = BestMetric()
+            >>> resumed.load_state_dict({"value": 0.5, "epoch": 1})
+            >>> resumed.is_improved_by(0.6)
+            False
         """
         self.value = state_dict["value"]
         self.epoch = state_dict["epoch"]
 
 
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
-    """Raise an error for a metric to watch that no evaluation of the run records; call it when a run starts.
+    """Raise an error if no evaluation of the run can record the metric that a callback watches.
 
-    That is the loss of an evaluation without an evaluation dataset, or of a single dataset if the sets have names. For
-    the name of a loss without ``_epoch``, a warning is shown.
+    Call it in ``on_training_run_start`` of a custom callback that judges by a metric, so that a wrong name ends the run
+    before any time is spent. It knows only the losses of evaluations, which nobody records in a run without an
+    evaluation dataset, or whose names contain the name of the set if there are several sets. Any other name is
+    accepted, because a callback may record it later; ``watched_value`` then raises an error if it was not recorded. The
+    name of a loss without ``_epoch`` causes a ``UserWarning``.
 
     Args:
         trainer: The trainer, as passed to ``on_training_run_start``.
-        metric_name: The full name of the metric that your callback will watch.
+        metric_name: The full name of the metric that your callback will watch, for example "eval_loss_epoch".
 
     Raises:
-        ConfigurationError: The metric would never be recorded.
+        ConfigurationError: The metric would never be recorded. The message contains a name that would be.
 
     Example:
-        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> import torch
+        >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
         >>> from pa_core.callbacks import require_watchable
+        >>> from pa_core.testing import make_regression
         >>> class WatchLoss(TrainerCallback):
         ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
         ...         require_watchable(trainer, "eval_loss_epoch")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[WatchLoss])
+        >>> trainer.train(make_regression(16), num_epochs=1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ConfigurationError: The metric to watch is not recorded without an evaluation: ...
     """
     if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
         named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
@@ -167,24 +248,37 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
 def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     """Return the latest value of a metric, the same value on every process.
 
-    Use it in callbacks that save or stop, which all processes must do together: a metric that each process computes
-    itself could differ, so the value of the first process counts. Every process must call this.
+    Use it in your own callbacks that save or stop, which all processes must do together. A metric that each process
+    computes itself could differ between processes, so the value of the first process counts. Every process must call
+    this function at the same point. To read a metric on one process only, use
+    ``trainer.run_history.get_latest_metric``.
 
     Args:
         trainer: The trainer.
         metric_name: The full name of the metric, for example "eval_loss_epoch".
 
+    Returns:
+        The value as a Python float.
+
     Raises:
-        MetricNotFoundError: No value was recorded under this name.
-        ConfigurationError: The latest value is not a number.
+        MetricNotFoundError: No value was recorded under this name. It is caught as a ``KeyError`` too.
+        ConfigurationError: The latest value is not a number, for example a dictionary.
 
     Example:
-        >>> from pa_core import AnyTrainer, StopTrainingError, TrainerCallback
+        >>> import torch
+        >>> from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback
         >>> from pa_core.callbacks import watched_value
+        >>> from pa_core.testing import make_regression
         >>> class StopWhenGood(TrainerCallback):
         ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
-        ...         if watched_value(trainer, "eval_loss_epoch") < 0.1:
-        ...             raise StopTrainingError("The loss is below 0.1.")
+        ...         if watched_value(trainer, "train_loss_epoch") < 1000:
+        ...             raise StopTrainingError("The loss is below 1000.")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[StopWhenGood])
+        >>> trainer.train(make_regression(16), num_epochs=5)
+        >>> trainer.num_epochs_completed
+        1
     """
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
@@ -250,7 +344,11 @@ class _FalseByDefault(int):
 
 
 FALSE_BY_DEFAULT: bool = cast("bool", _FalseByDefault())
-"""The default of ``greater_is_better``: a lower value is better, unless the caller passes an argument."""
+"""The default for the ``greater_is_better`` argument of a custom callback that judges by a metric.
+
+It equals False, so that a lower value is better. ``resolve_direction``, to which the constructor passes the argument,
+tells it from a False that the caller passed, and warns if the name of the metric suggests the opposite.
+"""
 
 
 @runtime_checkable
@@ -293,18 +391,31 @@ def direction_in_name(metric_name: str) -> bool | None:
 
 
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
-    """Return whether a higher value is better, and warn if that contradicts the name of the metric.
+    """Return ``greater_is_better`` as a plain boolean, and warn if it contradicts the name of the metric.
 
-    For a loss, a lower value is better, even if the caller says otherwise; for other metrics, the caller decides. Call
-    it in the constructor of a callback, whose ``greater_is_better`` has the default ``FALSE_BY_DEFAULT``.
+    Call it in the constructor of a custom callback that judges by a metric, whose ``greater_is_better`` argument has
+    the default ``FALSE_BY_DEFAULT``. The value of the caller always decides; the name of the metric only causes a
+    ``UserWarning`` at the line that creates the callback. There are two such cases: ``greater_is_better`` is left out
+    for a metric like "eval_accuracy", or it is True for a loss.
 
     Args:
-        watch_metric: The metric that the callback judges by.
-        greater_is_better: The argument of the caller, or ``FALSE_BY_DEFAULT``.
+        watch_metric: The full name of the metric that the callback judges by.
+        greater_is_better: True or False if the caller passed it, which silences the first warning, or
+            ``FALSE_BY_DEFAULT``.
+
+    Returns:
+        True if a higher value is better, False if a lower value is better.
 
     Example:
-        >>> resolve_direction("eval_accuracy", True)
+        >>> from pa_core import TrainerCallback
+        >>> from pa_core.callbacks import FALSE_BY_DEFAULT, resolve_direction
+        >>> class Judge(TrainerCallback):
+        ...     def __init__(self, watch_metric: str, greater_is_better: bool = FALSE_BY_DEFAULT) -> None:
+        ...         self.greater_is_better = resolve_direction(watch_metric, greater_is_better)
+        >>> Judge("eval_accuracy", greater_is_better=True).greater_is_better
         True
+        >>> Judge("eval_loss_epoch").greater_is_better
+        False
     """
     problem = ""
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):

@@ -497,18 +497,24 @@ class InMemoryRunHistory(RunHistory):
 
 @contextmanager
 def recording_with_prefix(history: RunHistory, prefix: str) -> Generator[None]:
-    """Add a prefix to the names of metrics within the context, after the existing prefix.
+    """Add a prefix to the names of all metrics that are recorded within a ``with`` block.
+
+    Use it in a callback that runs a second evaluation, for example of averaged weights, so that its metrics do not mix
+    with those of the usual evaluation. The prefix comes after a prefix that is set already, so blocks can be nested.
+    The former prefix is always restored, even after an exception.
 
     Args:
-        history: The history that records the metrics.
-        prefix: The additional prefix.
+        history: The history that records the metrics, usually ``trainer.run_history``.
+        prefix: The additional prefix, usually with an underscore at its end, for example ``"teacher_"``.
 
     Example:
+        >>> from pa_core import InMemoryRunHistory
+        >>> from pa_core.callbacks import recording_with_prefix
         >>> history = InMemoryRunHistory()
-        >>> with recording_with_prefix(history, INTERMEDIATE_PREFIX):
+        >>> with recording_with_prefix(history, "teacher_"):
         ...     history.update_metric("eval_loss_epoch", 0.5)
         >>> list(history.get_metric_names())
-        ['intermediate_eval_loss_epoch']
+        ['teacher_eval_loss_epoch']
     """
     before = history.metric_name_prefix
     history.set_metric_name_prefix(before + prefix)
