@@ -43,12 +43,14 @@ _AFTER_EVALUATION: Final = -3
 
 
 class Exchange(Protocol):
-    """The protocol of exchanges, which make a common update of the gradients of all processes.
+    """The protocol of gradient exchanges, which combine the gradients of all processes into a common update.
 
-    ``create_exchange`` of a trainer or a run returns its exchange; override that method for another communication
-    library. A trainer has an exchange for all of its runs. You never call the methods: a run calls them in this order::
+    Implement it to exchange gradients with another communication library, or in another way. Override
+    ``create_exchange`` of your trainer or ``Run`` to return an instance. Each trainer or run has a single exchange,
+    which it uses for all of its runs. You never call the methods yourself: a training run calls them in this order, on
+    every process::
 
-        add                         for each part, after all modules are placed
+        add                         for each part, after all modules are placed on the device
         for each epoch:
             start_epoch
             for each update:
@@ -61,18 +63,24 @@ class Exchange(Protocol):
             end_epoch
         close
 
-    Every process calls each method equally often, even one without a sample, so methods may communicate with the other
-    processes. The other methods answer questions: they are called between these, and must not communicate.
+    An *update* is a step of the optimizers, with the gradients of one or more batches. A *part* is a set of modules
+    that the same optimizers train: a trainer has a single part, and a ``Run`` with several optimizers has a part for
+    each.
 
-    An exchange for several processes has to implement `finish`: it replaces each gradient with its mean over the
-    processes, and adds up the flags. Derive from `Alone`, whose other methods can stay as they are.
+    Every process calls these methods equally often, even a process that has no sample in a batch, so the methods may
+    communicate with the other processes. The remaining methods, for example `holds_gradients`, answer questions. They
+    are called between these calls, and must not communicate. An error that a method raises ends the run.
+
+    Derive from `Alone`, whose methods do nothing, and override the methods that you need. For several processes, you
+    need at least `finish`, which replaces each gradient with its mean over the processes and adds up the flags, and the
+    ``num_averaged`` attribute. To change a detail of the default exchange on several processes, derive from `Averaged`.
 
     Example:
         >>> import torch
         >>> from pa_core import Trainer, gather_objects
         >>> from pa_core.engine.exchange import Alone
         >>> from pa_core.testing import make_regression
-        >>> class Pickled(Alone):  # short and slow: gradients travel as objects
+        >>> class Pickled(Alone):  # short and slow: gradients are sent as Python objects
         ...     def __init__(self, num_processes):
         ...         self.num_averaged = num_processes
         ...     def finish(self, part, flags):
@@ -94,145 +102,177 @@ class Exchange(Protocol):
 
     @property
     def num_averaged(self) -> int:
-        """The number of processes that a gradient is averaged over; 1 if gradients are added up or not exchanged.
+        """The number of processes that gradients are averaged over; 1 if they are summed or not exchanged.
 
-        The trainer multiplies each loss so that the mean of the gradients over this number of processes is the gradient
-        of the mean loss over all samples of the update.
+        A trainer or run reads this constant once, when it creates its parts. It multiplies each loss so that the mean
+        of the gradients over this number of processes is the gradient of the mean loss over all samples of the update.
+        Return the number of processes, for example 8, if `finish` divides by that number, and 1 if `finish` only adds
+        gradients up.
         """
         ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether weights are bit-for-bit identical on any number of processes, as ``reproducible`` requires.
+        """Whether weights are bit-for-bit identical on any number of processes, a constant.
 
-        If True, batches are micro-batches that are divided by position, each computed as if it were the only batch. An
-        exchange that averages returns False.
+        A trainer or run with ``reproducible="any_processes"`` requires True, and raises
+        ``UnsupportedConfigurationError`` otherwise. With True, each update is divided by position into the same
+        micro-batches (batches that one process computes at a time) on any number of processes. The exchange then has to
+        add up their gradients in a fixed order, and has to implement `repeating`. An exchange that averages returns
+        False.
         """
         ...
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether all processes have the same buffers of the models, for example the statistics of batch norm.
+        """Whether all processes use the same model buffers, for example the running statistics of batch norm.
 
-        If True, evaluations, predictions and training states use the buffers of the first process. If False, each
-        process keeps its own buffers.
+        If this constant is True, `start_batch` or `finish` has to make the buffers equal, and evaluations, predictions
+        and training states use the buffers of the first process. If False, each process keeps its own buffers, and
+        training states save the buffers of each process.
         """
         ...
 
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
-        """Begin to exchange the gradients of a part; called once in each training run, on every process.
+        """Begin to exchange the gradients of a part.
+
+        Called once for each part in each training run, on every process, after all modules were placed on the device
+        and before the first epoch. Create communication buffers or register hooks here, and remove them in `close`. In
+        a later run the method is called again with the same part. It may communicate.
 
         Args:
-            part: The trained part. ``part.modules`` are on the device of the run, and are the same until `close`.
-                ``part.parameters()`` are the parameters of its optimizers. An exchange leaves out parameters for which
-                ``part.is_plain(parameter)`` is False, because ``fully_shard`` exchanges their gradients.
-            called: All modules that the steps of the run call, by name: the trained modules, and modules without an
-                optimizer.
-            overlaps: Whether each batch has a single backward pass, during which gradients may be sent. False if a
-                script calls ``backward`` itself: a parameter may then get gradients from several passes.
+            part: The modules to train and their optimizers. ``part.modules`` (a dictionary by name) are on the device
+                of the run, and stay the same until `close`. ``part.parameters()`` yields the parameters of the
+                optimizers. Leave out parameters for which ``part.is_plain(parameter)`` is False, because
+                ``fully_shard`` exchanges their gradients itself.
+            called: All modules that the steps of the run call, by name: the modules of the part, and modules that no
+                optimizer trains. Exchanges that synchronize buffers need these modules.
+            overlaps: Whether each batch has a single backward pass, so that a gradient is complete as soon as autograd
+                has computed it and may be sent during the pass. False if a script calls ``backward`` itself, because a
+                parameter may then get gradients from several passes. It is always False in a ``Run``.
         """
         ...
 
     def close(self) -> None:
-        """Remove all hooks from modules, because the run has ended.
+        """Remove all hooks from modules and forget all parts, because the run has ended.
 
-        Called at the end of each run, even after an exception and in runs without training, in which `add` was not
-        called. The trainer may call `add` again in its next run.
+        Called once at the end of each run, even after an exception, and in runs without training, in which `add` was
+        not called. Do not communicate here: after an exception, other processes may not call this method. The exchange
+        must stay usable, because the next run of the trainer calls `add` again.
         """
         ...
 
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Begin the training of an epoch, after ``on_train_epoch_start``, and forget an unfinished update.
+        """Begin the training of an epoch, and forget the gradients of an unfinished update.
 
-        Callbacks may have added layers or buffers, so an exchange that keeps lists of them makes new lists here.
+        Called on every process after the callbacks' ``on_train_epoch_start``, before the first batch. Callbacks may
+        have added layers or buffers there, so an exchange that keeps lists of parameters or buffers has to make new
+        lists here.
 
         Args:
-            models: Returns all models of the run, by name.
+            models: Returns all models of the run, by name; call it if you need their parameters or buffers.
         """
         ...
 
     def end_epoch(self) -> None:
-        """End the training of an epoch, before its loss is recorded and before its evaluation."""
+        """End the training of an epoch.
+
+        Called on every process after the last update of the epoch, before its mean loss is recorded and before its
+        evaluation. Release memory that only training needs, and forget an update that was not finished.
+        """
         ...
 
     def start_batch(self, place: BatchPlace) -> None:
-        """Begin a batch, before its forward pass.
+        """Begin a batch of an update, before its forward pass.
 
-        Called for each batch of an update. The first batch has ``place.starts_group``: there, an exchange that shares
-        buffers sends them to the other processes.
+        Called on every process for each batch. In the first batch of an update (``place.starts_group``), an exchange
+        whose `shares_buffers` is True can send the buffers of the first process to the others.
 
         Args:
-            place: The place of the batch in the update. If ``place.is_empty``, this process has no sample in it, but
-                must take part in the communication.
+            place: The place of the batch in its update. If ``place.is_empty``, this process has no sample in the batch,
+                but still calls this method and must take part in the communication.
         """
         ...
 
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
-        """Begin the last backward passes of an update, during which gradients may be sent.
+        """Prepare for the backward pass of the last batch of an update, during which gradients may be sent.
 
-        Called once for each part, after the forward pass of the last batch. Then follow the backward passes of this
-        process, if any, and `finish`, which must send the gradients that were not sent by then.
+        A trainer calls this once for each update, on every process, after the forward pass of the last batch. A ``Run``
+        calls it before each backward pass of the last batch, so a further call for the same part before `finish` must
+        have no effect. The backward passes of this process follow, if it has any, and then `finish`, which has to send
+        the gradients that were not sent by then.
 
         Args:
-            part: The part that the passes train.
-            overlaps: Whether all processes have a sample in this batch, and so a backward pass. If False, do not wait
-                for another process during the pass, because it may have none.
+            part: The part whose gradients the pass computes.
+            overlaps: Whether every process has a backward pass in this batch. If False, do not wait for other processes
+                during the pass, because a process without a sample has no pass; send everything in `finish`.
         """
         ...
 
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Replace the gradients of the part with their means over the processes, and add up the flags.
 
-        Called before the optimizer is stepped, after the last backward pass. Until then, ``parameter.grad`` is the sum
-        over the batches of this process, or None on a process that had no sample, which counts as zero.
+        Called on every process after the last backward pass of an update and before its optimizer step, once for each
+        part that is stepped. Until then, ``parameter.grad`` is the sum over the batches of this process. On a process
+        without a sample it may be None, which counts as zero. In fp16, gradients are still multiplied by the loss
+        scale. This is the only method that an exchange for several processes has to implement.
+
+        If `num_averaged` is 1, replace the gradients with their sums instead. When the method returns,
+        ``parameter.grad`` must be the same on all processes, because the run clips it and steps the optimizer.
 
         Args:
-            part: The trained part.
-            flags: Call it once. It returns five numbers of this process, with which processes tell each other to stop,
-                to save a training state or to be preempted, and how many items they had. Add up each number over the
-                processes, in float32 or float64.
+            part: The trained part. ``part.parameters()`` yields its parameters; leave out parameters for which
+                ``part.is_plain(parameter)`` is False.
+            flags: Returns five numbers of this process; call it once. With these numbers, processes tell each other to
+                stop, to save a training state or to be preempted, and how many items (for example tokens) they had. Add
+                up each number over the processes, in float32 or float64, for example in the same message as the
+                gradients.
 
         Returns:
-            The five sums, a tensor on the device of the run; None on one process, which then acts on its own flags.
+            The five sums, a tensor of shape ``(5,)`` on the device of the run. Return None only on a single process,
+            which then acts on its own flags.
         """
         ...
 
     def end_step(self, part: Part) -> None:
-        """End the step of a part, if the run has several parts: its optimizer was stepped, and the gradients were used.
+        """End the step of a part, in a run with several parts.
 
-        Backward passes of other parts may follow in the same update; they may also compute gradients of this part,
-        which must not be sent any more.
+        Called on every process after the optimizer of the part was stepped and its gradients were used. A run with a
+        single part calls only `end_update`. Backward passes of other parts may follow in the same update. They may also
+        compute gradients of this part, and the exchange must not send these gradients.
 
         Args:
-            part: The trained part.
+            part: The part that was stepped.
         """
         ...
 
     def end_update(self) -> int | None:
-        """End an update, after its steps and before ``on_optimizer_step_end``.
+        """End an update, after its steps and before the callbacks' ``on_optimizer_step_end``.
 
-        It ends all parts, even parts without a call of `end_step`. In fp16, steps may have been skipped because
-        gradients overflowed.
+        Called on every process. It ends the update for all parts, even for parts without an `end_step` call. In fp16 it
+        is also called if steps were skipped because gradients overflowed.
 
         Returns:
-            The weight, a number of samples, of values that this process logs in ``on_optimizer_step_end``; None, in
-            most exchanges, for the number of samples of its last batch.
+            The number of samples with which values that this process logs in ``on_optimizer_step_end`` are weighted in
+            the mean of the epoch. None, which most exchanges return, for the number of samples in the last batch of
+            this process.
         """
         ...
 
     def drop_update(self) -> None:
-        """Drop an update that is not made; nothing is sent for it.
+        """Drop an update that is not made: forget its gradients, and send nothing.
 
-        Called if a process requested a stop, or if the script left the update. It is also called at the end of each
-        training run, between two updates, and then has no effect.
+        Called on every process if a process requested a stop, and if the script left the update. It is also called at
+        the end of each training run, between two updates, where there is nothing to drop.
         """
         ...
 
     def average_each_pass(self, part: Part) -> None:
-        """Exchange the gradients of each backward pass at its end, from now on.
+        """Exchange the gradients of each backward pass at its end, from now on until `close`.
 
-        Called once after `add`, only for a trainer that overrides ``_run_train_epoch`` with a loop that does not call
-        the other methods for its batches.
+        Called once after `add`, only for a trainer that overrides ``_run_train_epoch`` with its own loop. Such a loop
+        does not call `start_batch`, `start_last_pass` and `finish`, so the exchange has to act in the backward pass
+        itself, for example in hooks. Raise ``UnsupportedConfigurationError`` if your exchange cannot do so.
 
         Args:
             part: The trained part.
@@ -242,90 +282,116 @@ class Exchange(Protocol):
     def holds_gradients(self, part: Part) -> bool:
         """Return whether the exchange itself holds gradients of earlier batches of the update.
 
-        A run calls this before a step and in its first updates: if no ``parameter.grad`` is set and the result is
-        False, the script has not called ``backward``. An exchange that leaves gradients in ``parameter.grad`` until
-        `finish` returns False.
+        Called before a step and, in the first updates of a run, around backward passes. If no ``parameter.grad`` is set
+        and the result is False, the run concludes that the script has not called ``backward``, and raises an error.
+        Answer for this process alone, without communication.
 
         Args:
             part: The trained part.
+
+        Returns:
+            True if gradients of the update were moved out of ``parameter.grad``. An exchange that leaves gradients
+            there until `finish` returns False.
         """
         ...
 
     def require_no_gradients(self, part: Part) -> None:
-        """Raise an error for gradients before the backward pass of a batch, if the exchange cannot add them up.
+        """Raise an error if a step has run its own backward pass, and the exchange cannot use its gradients.
 
-        Called in the first updates of a trainer, after ``calculate_train_batch_loss``: a gradient that is new there is
-        from a backward pass in this method. An exchange that adds up all gradients does nothing.
+        Called in the first updates of a trainer, after ``calculate_train_batch_loss`` and before the backward pass of
+        the trainer. A gradient that is new there comes from a backward pass in ``calculate_train_batch_loss``. An
+        exchange that adds up all gradients, no matter where they were computed, does nothing.
 
         Args:
-            part: The trained part.
+            part: The trained part; ``part.has_gradients()`` tells whether a gradient is set.
 
         Raises:
-            ConfigurationError: A step ran its own backward pass.
+            ConfigurationError: The step ran its own backward pass.
         """
         ...
 
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
-        """Return a context in which a batch can be computed repeatedly as in its update, without changing buffers.
+        """Return a context in which a batch can be computed repeatedly, exactly as in its update.
 
-        Only called if `is_exact`, before the first update, to check that a step depends on nothing but its batch.
+        Called only if `is_exact` is True, before the first update of a run. The run computes the first batch several
+        times, each time within a new context, to check that the step depends on nothing but its batch.
 
         Args:
-            place: The place of the batch in the update.
+            place: The place of the batch in its update; ``place.micro_batch`` is its index.
 
         Returns:
-            A context that begins with the random numbers of the batch, and restores the buffers at its end.
+            A context manager. On entering, it seeds the random number generators for the batch; on leaving, it restores
+            the buffers of the models.
         """
         ...
 
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterable[Any]:
-        """Return the batches of an evaluation, which may be iterated over once.
+        """Return the batches of an evaluation, in their order.
 
-        Called once in each evaluation of a set. The evaluation computes each batch when it is yielded, so a generator
-        can act before and after each. Most exchanges return ``batches``.
+        Called once on every process for each evaluation of a set. The run computes each batch as soon as it is yielded,
+        so a generator can act before and after each batch, for example to seed random numbers. Most exchanges return
+        ``batches``. Do not communicate here, because processes may have different numbers of batches.
 
         Args:
-            loader: The loader of the batches, for its length and the positions of its samples.
-            batches: The batches of this process, on the device.
-            is_trial: Whether only the first batches are evaluated and nothing is recorded, as in ``sanity_eval_steps``.
-                The loader may then be limited to its first batches, even in a reproducible run.
+            loader: The loader of the batches, for its length and for the positions of its samples.
+            batches: The batches of this process, on the device; iterate over them once.
+            is_trial: Whether only the first batches are evaluated and nothing is recorded, as ``sanity_eval_steps``
+                does before training. The loader may then be limited to its first batches, even in a reproducible run.
 
         Returns:
-            The batches to evaluate, in their order.
+            An iterable over the batches, which is iterated over once.
 
         Raises:
-            ConfigurationError: The exchange is exact, and cannot divide the batches of the loader by position.
+            ConfigurationError: `is_exact` is True, and the batches of this loader cannot be divided by position.
         """
         ...
 
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return whether this process has no batch in the last step of an evaluation, in which others have a batch.
+        """Return whether this process has one batch fewer than other processes in an evaluation.
 
-        Called after the last batch of this process. If True, the process takes part in the exchange of a preemption in
-        place of the missing step. Most exchanges return False.
+        Called after the last batch of this process. If True, the process takes part in the exchange of a preemption
+        request in place of the missing batch; otherwise, the other processes would wait for it. Answer from the loader,
+        without communication. Exchanges that do not divide batches themselves return False.
 
         Args:
-            loader: The loader.
+            loader: The evaluation loader that `batches_to_evaluate` was called with.
         """
         ...
 
 
 class Alone:
-    """The exchange of one process, which exchanges nothing; the base class of other exchanges.
+    """The exchange of a single process, which exchanges nothing; the base class for your own exchanges.
 
-    A run on one process uses it. Derive from it and override the methods that your exchange needs, at least `finish`,
-    and set ``num_averaged``. See `Exchange` for the order of the calls, and for an example on several processes.
+    Trainers and runs on one process use it. For several processes, derive from it, override at least `finish`, and set
+    ``num_averaged``. `Exchange` describes the order of the calls, and has an example for several processes. Derive from
+    `Averaged` instead to change a detail of the default exchange.
+
+    Attributes:
+        num_averaged: The number of processes that gradients are averaged over: 1. Set it to the number of processes in
+            a class that averages.
+        is_exact: Whether weights are bit-for-bit identical on any number of processes: False, so that
+            ``reproducible="any_processes"`` raises ``UnsupportedConfigurationError``.
+        shares_buffers: Whether all processes use the same model buffers: True.
 
     Example:
+        >>> import torch
+        >>> from pa_core import Trainer
         >>> from pa_core.engine.exchange import Alone
+        >>> from pa_core.testing import make_regression
         >>> class CountUpdates(Alone):
         ...     num_updates = 0
         ...     def end_update(self):
         ...         self.num_updates += 1
         >>> exchange = CountUpdates()
-        >>> exchange.end_update()
+        >>> class CountingTrainer(Trainer):
+        ...     def create_exchange(self):
+        ...         return exchange
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = CountingTrainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> trainer.train(make_regression(16), num_epochs=1, per_device_batch_size=4)
         >>> exchange.num_updates
-        1
+        4
     """
 
     num_averaged: int = 1
@@ -333,84 +399,126 @@ class Alone:
     shares_buffers: bool = True
 
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
-        """Do nothing when a training run begins; for several processes, prepare messages, or register hooks.
+        """Do nothing when a training run begins.
+
+        The run calls this once for each part, after its modules were placed on the device. Override it to create
+        communication buffers or to register hooks, and remove these in ``close``.
 
         Args:
-            part: The trained part.
-            called: All modules that the steps of the run call, by name.
-            overlaps: Whether each batch has a single backward pass.
+            part: The modules to train (``part.modules``), with their optimizers.
+            called: All modules that the steps of the run call, by name, even modules that no optimizer trains.
+            overlaps: Whether each batch has a single backward pass, so that gradients may be sent during the pass.
         """
 
     def close(self) -> None:
-        """Do nothing at the end of a run; remove the hooks that your ``add`` registered."""
+        """Do nothing at the end of a run.
+
+        The run calls this once, even after an exception. Override it to remove the hooks that your ``add`` registered;
+        do not communicate in it.
+        """
 
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Do nothing when an epoch begins; find parameters and buffers again if your exchange keeps lists of them.
+        """Do nothing when the training of an epoch begins.
+
+        The run calls this after the callbacks' ``on_train_epoch_start``. Override it if your exchange keeps lists of
+        parameters or buffers, which callbacks may have changed there.
 
         Args:
             models: Returns all models of the run, by name.
         """
 
     def end_epoch(self) -> None:
-        """Do nothing when the training of an epoch ends; release what your ``start_epoch`` prepared."""
+        """Do nothing when the training of an epoch ends.
+
+        The run calls this after the last update of the epoch, before its evaluation. Override it to release resources
+        of your ``start_epoch``.
+        """
 
     def start_batch(self, place: BatchPlace) -> None:
-        """Do nothing before the forward pass of a batch; for several processes, send the buffers in the first batch.
+        """Do nothing before the forward pass of a batch.
+
+        The run calls this for each batch of an update, on every process. Override it, for example, to send the buffers
+        of the first process to all others in the first batch of an update.
 
         Args:
-            place: The place of the batch in the update; its first batch has ``place.starts_group``.
+            place: The place of the batch in its update: ``place.starts_group`` is True for its first batch, and
+                ``place.is_empty`` if this process has no sample in it.
         """
 
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
-        """Do nothing before the last backward passes of an update; for several processes, send gradients during them.
+        """Do nothing before the backward pass of the last batch of an update.
+
+        The run calls this after the forward pass of that batch. Override it to send gradients during the backward pass,
+        for example from hooks. Without an override, ``finish`` sends all gradients after the pass.
 
         Args:
-            part: The part that the passes train.
-            overlaps: Whether all processes have such a pass.
+            part: The part whose gradients the pass computes.
+            overlaps: Whether every process has a backward pass in this batch; if False, do not wait for other processes
+                during the pass.
         """
 
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Leave the gradients unchanged; for several processes, average them and add up the flags.
+        """Leave the gradients unchanged.
 
-        Called before each step of the optimizers.
+        The run calls this after the last backward pass of an update and before the optimizer step. Override it for
+        several processes: replace ``parameter.grad`` of each of ``part.parameters()`` with its mean over the processes
+        (None counts as zero), and add up the flags. `Exchange` has an example.
 
         Args:
             part: The trained part.
-            flags: Returns the flags of this process.
+            flags: Not called here. It returns five numbers of this process, for example whether it requests a stop.
 
         Returns:
-            None, because there are no other processes.
+            None, because there are no other processes. An override returns the sums of the five flags over all
+            processes, a tensor of shape ``(5,)`` on the device of the run.
         """
         return None
 
     def end_step(self, part: Part) -> None:
-        """Do nothing after a step of one of several parts; stop sending the gradients of this part.
+        """Do nothing after the optimizer step of one of several parts.
+
+        A ``Run`` with several optimizers calls this after each step; other runs call only ``end_update``. Override it
+        if your exchange sends gradients in hooks, which must ignore this part for the rest of the update.
 
         Args:
-            part: The trained part.
+            part: The part whose optimizer was stepped.
         """
 
     def end_update(self) -> int | None:
-        """Do nothing after the steps of an update; prepare your exchange for the next update.
+        """Do nothing after the optimizer steps of an update.
+
+        The run calls this before the callbacks' ``on_optimizer_step_end``. Override it to count updates, or to prepare
+        your exchange for the next update.
 
         Returns:
             None, so that values which are logged after the update are weighted by the number of samples in the last
-            batch of this process.
+            batch of this process. An override may return a different number.
         """
         return None
 
     def drop_update(self) -> None:
-        """Do nothing if an update is not made; forget gradients that your exchange holds."""
+        """Do nothing if an update is not made, because a process requested a stop or the script left the update.
+
+        The run calls this instead of ``end_update``, and once at the end of each training run. Override it to forget
+        gradients that your exchange holds.
+        """
 
     def average_each_pass(self, part: Part) -> None:
-        """Do nothing; for several processes, average the gradients at the end of each backward pass from now on.
+        """Do nothing for a trainer that overrides ``_run_train_epoch`` with its own loop.
+
+        The trainer calls this once, after ``add``. Such a loop does not call ``finish``. So for several processes,
+        override this method to average gradients at the end of each backward pass, for example in hooks, or to raise an
+        error.
 
         Args:
             part: The trained part.
         """
 
     def holds_gradients(self, part: Part) -> bool:
-        """Return False: the gradients are in ``parameter.grad``. Override it if your exchange keeps them elsewhere.
+        """Return False, because all gradients of the update are in ``parameter.grad``.
+
+        The run calls this to find out whether a script has called ``backward``. Override it if your exchange moves
+        gradients elsewhere before ``finish``.
 
         Args:
             part: The trained part.
@@ -418,35 +526,51 @@ class Alone:
         return False
 
     def require_no_gradients(self, part: Part) -> None:
-        """Do nothing: gradients that a step computes itself are added to the update like any others.
+        """Do nothing, because gradients from a step's own backward pass are added to the update as well.
+
+        A trainer calls this in its first updates, after ``calculate_train_batch_loss``. Override it to raise a
+        ``ConfigurationError`` if ``part.has_gradients()`` and your exchange would lose or scale such gradients.
 
         Args:
             part: The trained part.
         """
 
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
-        """Return a context that does nothing; override it in an exchange whose ``is_exact`` is True.
+        """Return a context that does nothing.
+
+        A run calls this only for an exchange whose ``is_exact`` is True, to compute its first batch several times.
+        Override it there: seed the random numbers on entering, and restore the buffers of the models on leaving.
 
         Args:
-            place: The place of the batch in the update.
+            place: The place of the batch in its update.
         """
         return nullcontext()
 
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterable[Any]:
-        """Return the batches unchanged; override it to act before or after each batch of an evaluation.
+        """Return the batches of an evaluation unchanged.
+
+        The run calls this once for each evaluation, and computes each batch as soon as it is yielded. Override it with
+        a generator to act before or after each batch.
 
         Args:
             loader: The loader of the batches.
             batches: The batches of this process, on the device.
-            is_trial: Whether only the first batches are evaluated and nothing is recorded.
+            is_trial: Whether only the first batches are evaluated and nothing is recorded, as ``sanity_eval_steps``
+                does.
+
+        Returns:
+            The ``batches`` argument itself.
         """
         return batches
 
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return False: all processes have the same number of batches in an evaluation.
+        """Return False, because all processes have the same number of batches in an evaluation.
+
+        The run calls this after the last batch of this process. Override it only if your exchange divides batches
+        itself.
 
         Args:
-            loader: The loader.
+            loader: The evaluation loader.
         """
         return False
 
@@ -470,21 +594,38 @@ class _BufferPlaces:
 
 
 class Averaged(Alone):
-    """Averages gradients over the processes during the last backward pass, together with the flags.
+    """The default exchange on several processes: averages gradients during the last backward pass of each update.
 
-    Runs on several processes use it unless they are ``reproducible``. All processes begin each update with the buffers
-    of the first process, for example statistics of batch norm, unless the launcher turns the broadcast of buffers off.
-    Derive from it to change one part of the exchange.
+    Trainers and runs on several processes use it unless they are ``reproducible="any_processes"``. Gradients are sent
+    in buckets while autograd still computes others, together with the flags with which processes agree on stops. All
+    processes begin each update with the buffers of the first process, for example the statistics of batch norm, unless
+    accelerate's ``DistributedDataParallelKwargs(broadcast_buffers=False)`` turns this off. Derive from it, and return
+    an instance from ``create_exchange``, to change a detail; derive from `Alone` for another communication library.
 
     Args:
-        accelerator: The accelerator of the trainer, whose ``DistributedDataParallelKwargs`` set the size of messages
-            and the dtype in which gradients are sent.
+        accelerator: The accelerator of the trainer. Its ``DistributedDataParallelKwargs`` set the size of messages
+            (``bucket_cap_mb``; 25 MiB by default) and the dtype in which gradients are sent (``comm_hook``; by default
+            the dtype of the gradients).
+
+    Attributes:
+        num_averaged: The number of processes.
+        is_exact: False: rounding depends on the number of processes.
+        shares_buffers: Whether the buffers of the first process are sent to the others; True by default.
 
     Example:
         >>> from accelerate import Accelerator
+        >>> from pa_core import Trainer
         >>> from pa_core.engine.exchange import Averaged
-        >>> exchange = Averaged(Accelerator())
-        >>> exchange.num_averaged, exchange.is_exact  # the number of processes
+        >>> class CountBatches(Averaged):
+        ...     num_batches = 0
+        ...     def start_batch(self, place):
+        ...         super().start_batch(place)
+        ...         self.num_batches += 1
+        >>> class CountingTrainer(Trainer):
+        ...     def create_exchange(self):
+        ...         return CountBatches(Accelerator())
+        >>> exchange = CountBatches(Accelerator())
+        >>> exchange.num_averaged, exchange.is_exact  # on a single process
         (1, False)
     """
 
@@ -500,10 +641,13 @@ class Averaged(Alone):
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Begin to average the gradients of a part, unless ``fully_shard`` averages them.
 
+        The run calls this once for each part, before its first epoch. It registers hooks on the parameters, which
+        ``close`` removes. If you override it, call ``super().add(...)``.
+
         Args:
-            part: The trained part.
-            called: Not used: only trained modules have gradients.
-            overlaps: Not used: `start_last_pass` tells it for each update.
+            part: The modules to train, with their optimizers.
+            called: Not used, because only trained modules have gradients.
+            overlaps: Not used, because ``start_last_pass`` is passed the value for each update.
         """
         bucket_bytes, dtype = _accelerate.settings_of_exchange(self._accelerator)
         self._num_compared[part] = 0
@@ -518,14 +662,20 @@ class Averaged(Alone):
 
     @override
     def close(self) -> None:
-        """Remove all hooks from modules at the end of a run."""
+        """Remove all hooks from modules, and forget all parts.
+
+        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards.
+        """
         for exchange in self._exchanges.values():
             exchange.close()
         self._exchanges, self._num_compared, self._buffers = {}, {}, None
 
     @override
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
-        """Find the buffers of the models, unless the launcher turns their broadcast off.
+        """Forget an unfinished update, and find the buffers of the models again.
+
+        The run calls this before the first batch of each epoch, after the callbacks' ``on_train_epoch_start``, which
+        may have added layers. Buffers are found only if ``shares_buffers`` is True.
 
         Args:
             models: Returns all models of the run, by name.
@@ -536,43 +686,58 @@ class Averaged(Alone):
 
     @override
     def end_epoch(self) -> None:
-        """Stop sharing buffers until the next epoch."""
+        """Stop sharing buffers until the next epoch.
+
+        The run calls this after the last update of an epoch, before its evaluation.
+        """
         self._buffers = None
 
     @override
     def start_batch(self, place: BatchPlace) -> None:
-        """Copy the buffers of the first process to all others, once in each update.
+        """Copy the buffers of the first process to all others in the first batch of each update.
+
+        The run calls this on every process before each forward pass. Nothing is sent in other batches, or if
+        ``shares_buffers`` is False.
 
         Args:
-            place: The place of the batch in the update.
+            place: The place of the batch in its update; only ``place.starts_group`` is used.
         """
         if place.starts_group and self._buffers is not None:
             broadcast_tensors(self._buffers.tensors())
 
     @override
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
-        """Begin to send gradients as soon as they are computed.
+        """Begin to send gradients as soon as the backward pass computes them.
+
+        The run calls this after the forward pass of the last batch of an update. A second call before ``finish`` has no
+        effect.
 
         Args:
-            part: The part that the passes train.
-            overlaps: False sends nothing during the passes, and everything in `finish`.
+            part: The part whose gradients the pass computes.
+            overlaps: Whether every process has a backward pass in this batch. If False, nothing is sent during the
+                pass, and everything in ``finish``.
         """
         self._exchanges[part].open(overlaps=overlaps)
 
     @override
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Send the remaining gradients, wait for the means, and set them in the parameters.
+        """Send the remaining gradients, wait for the means, and set the means as ``parameter.grad``.
+
+        The run calls this on every process after the last backward pass of an update and before the optimizer step. The
+        first updates also compare weights or optimizer settings between the processes.
 
         Args:
             part: The trained part.
-            flags: Returns the flags of this process.
+            flags: Returns the five flags of this process; called once.
 
         Returns:
-            The sums of the flags, on the device.
+            The sums of the flags over all processes, a tensor of shape ``(5,)`` on the device.
 
         Raises:
-            RanksDifferError: The settings of optimizers that only see the shards of their process differ.
-            UnsupportedConfigurationError: The weights of the processes differ before the first update.
+            RanksDifferError: In the first updates of a sharded model, the processes have different optimizer settings,
+                for example learning rates.
+            UnsupportedConfigurationError: The processes have different weights before the first update, because a step
+                updates a module itself.
         """
         exchange = self._exchanges[part]
         sums = exchange.finish(flags())
@@ -582,22 +747,31 @@ class Averaged(Alone):
 
     @override
     def end_step(self, part: Part) -> None:
-        """Stop exchanging the gradients of the part until the next update.
+        """Stop exchanging the gradients of a part until the next update.
+
+        A ``Run`` with several optimizers calls this after each optimizer step, because backward passes of other parts
+        may follow.
 
         Args:
-            part: The trained part.
+            part: The part whose optimizer was stepped.
         """
         self._exchanges[part].end_update()
 
     @override
     def drop_update(self) -> None:
-        """Stop exchanging gradients until the next update."""
+        """Drop an update that is not made, and stop exchanging gradients until the next update.
+
+        The run calls this on every process if a process requested a stop or the script left the update. The gradients
+        of the dropped update are not sent.
+        """
         for exchange in self._exchanges.values():
             exchange.end_update()
 
     @override
     def end_update(self) -> int | None:
-        """Stop exchanging gradients until the next update.
+        """Stop exchanging the gradients of all parts until the next update.
+
+        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``.
 
         Returns:
             None, so that values which are logged after the update are weighted by the number of samples in the last
@@ -609,7 +783,10 @@ class Averaged(Alone):
 
     @override
     def average_each_pass(self, part: Part) -> None:
-        """Average gradients at the end of each backward pass from now on.
+        """Average gradients at the end of each backward pass from now on, until ``close``.
+
+        A trainer calls this once after ``add`` if it overrides ``_run_train_epoch`` with its own loop, which does not
+        call ``finish``. Every process then has to run equally many backward passes.
 
         Args:
             part: The trained part.
@@ -643,21 +820,33 @@ def _same_on_all_processes(values: Tensor) -> bool:
 
 
 class Tree(Alone):
-    """Adds up the gradients of micro-batches in a fixed tree, no matter which process computed them.
+    """The exchange of reproducible runs: sums gradients in a fixed order, no matter which process computed them.
 
-    Runs with ``reproducible="any_processes"`` use it. An update is divided into micro-batches by position. Each of them
-    draws from its own RNGs and begins with the buffers from before the update, so that it does not matter who computes
-    them.
+    Runs with ``reproducible="any_processes"`` use it, so that their weights are bit-for-bit identical on any number of
+    processes. Each update is divided by position into micro-batches, the batches that a process computes at a time, and
+    their gradients are added up in a fixed binary tree. Each micro-batch draws from its own random numbers and begins
+    with the buffers from before the update. `Averaged` is faster, and is right for all other runs.
 
     Args:
-        accelerator: The accelerator of the trainer.
-        place: Returns the seed of the run and the number of its updates so far, the seeds of random numbers.
+        accelerator: The accelerator of the trainer, for the device and the rank.
+        place: Returns the seed of the run and the number of its completed updates; random numbers depend on both.
+
+    Attributes:
+        num_averaged: 1, because gradients are summed and not averaged.
+        is_exact: True.
+        shares_buffers: True.
 
     Example:
         >>> from accelerate import Accelerator
+        >>> from pa_core import Trainer
         >>> from pa_core.engine.exchange import Tree
-        >>> exchange = Tree(Accelerator(), lambda: (0, 0))
-        >>> exchange.num_averaged, exchange.is_exact  # gradients are added up, not averaged
+        >>> class CountUpdates(Tree):
+        ...     num_updates = 0
+        ...     def end_update(self):
+        ...         self.num_updates += 1
+        ...         return super().end_update()
+        >>> exchange = CountUpdates(Accelerator(), lambda: (0, 0))
+        >>> exchange.num_averaged, exchange.is_exact
         (1, True)
     """
 
@@ -677,17 +866,22 @@ class Tree(Alone):
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Begin to add up the gradients of a part, and to average the buffers of all called modules.
 
+        The run calls this once for each part, before its first epoch. It registers hooks, which ``close`` removes.
+
         Args:
-            part: The trained part.
+            part: The modules to train, with their optimizers.
             called: The modules whose buffers are averaged over the micro-batches of an update, by name.
-            overlaps: Whether gradients may be sent during the backward pass of each micro-batch.
+            overlaps: Whether gradients may be sent during the backward pass, because each batch has a single pass.
         """
         self._trees[part] = GradientTree(part.modules.values(), NUM_FLAGS, called=called)
         self._overlaps = overlaps
 
     @override
     def close(self) -> None:
-        """Remove all hooks from modules at the end of a run."""
+        """Remove all hooks from modules, and forget all parts.
+
+        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards.
+        """
         for tree in self._trees.values():
             tree.close()
         self._trees = {}
@@ -696,8 +890,11 @@ class Tree(Alone):
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Find the parameters and buffers again, and forget an unfinished update.
 
+        The run calls this before the first batch of each epoch, after the callbacks' ``on_train_epoch_start``, which
+        may have added layers.
+
         Args:
-            models: Not used: `add` was passed the modules.
+            models: Not used, because ``add`` was passed the modules.
         """
         for tree in self._trees.values():
             tree.find()
@@ -705,16 +902,21 @@ class Tree(Alone):
 
     @override
     def end_epoch(self) -> None:
-        """Drop an update that is not made."""
+        """Drop an unfinished update, and restore the buffers from before it.
+
+        The run calls this after the last update of an epoch, before its evaluation.
+        """
         self.drop_update()
 
     @override
     def start_batch(self, place: BatchPlace) -> None:
-        """Collect the gradients of the previous batch, seed the random numbers of this batch, and restore buffers.
+        """Collect the gradients of the previous batch, seed the random numbers of this batch, and restore the buffers.
+
+        The run calls this on every process before each forward pass.
 
         Args:
-            place: The place of the batch in the update; its ``micro_batch`` decides its random numbers and its place in
-                the tree.
+            place: The place of the batch in its update. Its ``micro_batch`` decides the random numbers and the position
+                in the tree; None, on a process without a sample, seeds nothing.
         """
         if place.starts_group:
             self._samples = 0
@@ -738,14 +940,17 @@ class Tree(Alone):
 
     @override
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
-        """Set the sums of the gradients in the parameters, and the means in the buffers.
+        """Set the sums of the gradients as ``parameter.grad``, and the means of the buffers over the micro-batches.
+
+        The run calls this on every process after the last backward pass of an update and before the optimizer step.
 
         Args:
             part: The trained part.
-            flags: Returns the flags of this process; not called on one process.
+            flags: Returns the five flags of this process; called once, or not at all on a single process.
 
         Returns:
-            The sums of the flags, on the device; None on one process.
+            The sums of the flags over all processes, a tensor of shape ``(5,)`` on the device; None on a single
+            process.
         """
         self._end_batch()
         if self._is_alone:
@@ -755,19 +960,24 @@ class Tree(Alone):
 
     @override
     def end_step(self, part: Part) -> None:
-        """Keep the averaged buffers after the step of a part.
+        """Keep the averaged buffers after the optimizer step of a part.
+
+        A ``Run`` with several optimizers calls this after each optimizer step.
 
         Args:
-            part: The trained part.
+            part: The part whose optimizer was stepped.
         """
         self._trees[part].end_update()
 
     @override
     def end_update(self) -> int | None:
-        """Keep the averaged buffers, and seed the random numbers between two updates.
+        """Keep the averaged buffers, and seed the random numbers that callbacks draw between two updates.
+
+        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``.
 
         Returns:
-            On the first process the number of samples of the update, the weight of its logged values; 0 on the others.
+            The number of samples of the update on the first process, and 0 on the others. So values that are logged
+            after the update count once, no matter how many processes there are.
         """
         for tree in self._trees.values():
             tree.end_update()
@@ -776,16 +986,21 @@ class Tree(Alone):
 
     @override
     def drop_update(self) -> None:
-        """Restore the buffers from before an update that is not made."""
+        """Forget the collected gradients of an update that is not made, and restore the buffers from before it.
+
+        The run calls this if a process requested a stop or the script left the update, and once at the end of each
+        training run.
+        """
         self._place_of_batch = None
         for tree in self._trees.values():
             tree.drop_update()
 
     @override
     def holds_gradients(self, part: Part) -> bool:
-        """Return whether the tree has collected gradients of earlier batches.
+        """Return whether the tree has collected gradients of earlier batches of the update.
 
-        They are no longer in ``parameter.grad`` then, until `finish` sets their sums.
+        The run calls this to find out whether a script has called ``backward``. Collected gradients are no longer in
+        ``parameter.grad``, until ``finish`` sets their sums.
 
         Args:
             part: The trained part.
@@ -794,13 +1009,16 @@ class Tree(Alone):
 
     @override
     def require_no_gradients(self, part: Part) -> None:
-        """Raise an error for gradients of this batch, which the tree would scale together with the trainer's.
+        """Raise an error if a step has run its own backward pass, whose gradients the tree would scale a second time.
+
+        A trainer calls this in its first updates, after ``calculate_train_batch_loss`` and before its own backward
+        pass.
 
         Args:
             part: The trained part.
 
         Raises:
-            ConfigurationError: A step ran its own backward pass.
+            ConfigurationError: A gradient is set, so the step has run its own backward pass. Return the loss instead.
         """
         if part.has_gradients():
             raise own_backward_pass()
@@ -808,10 +1026,13 @@ class Tree(Alone):
     @override
     @contextmanager
     def repeating(self, place: BatchPlace) -> Generator[None]:
-        """Return a context that seeds the random numbers of a batch, and restores the buffers afterwards.
+        """Return a context that begins with the random numbers of a batch, and restores the buffers at its end.
+
+        The run computes its first batch several times in such contexts, to check that the step depends on nothing but
+        its batch.
 
         Args:
-            place: The place of the batch in the update.
+            place: The place of the batch in its update; ``place.micro_batch`` decides the random numbers.
         """
         for tree in self._trees.values():
             tree.save_buffers()
@@ -822,16 +1043,24 @@ class Tree(Alone):
 
     @override
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterator[Any]:
-        """Iterate over the batches, each with random numbers from its position and with the same buffers.
+        """Yield the batches of an evaluation, each with random numbers from its position and with the same buffers.
+
+        The run calls this once for each evaluation, and computes each batch as soon as it is yielded. So results do not
+        depend on the process that computes a batch.
 
         Args:
-            loader: The loader, which makes its batches by position. It may be limited to its first batches if
-                ``is_trial``.
+            loader: The loader of the batches, which has to make its batches by position, as loaders of the run's
+                datasets do.
             batches: The batches of this process, on the device.
-            is_trial: Whether only the first batches are evaluated and nothing is recorded.
+            is_trial: Whether only the first batches are evaluated and nothing is recorded, as ``sanity_eval_steps``
+                does; the loader may then be limited to its first batches.
+
+        Returns:
+            An iterator over ``batches``, in their order.
 
         Raises:
-            ConfigurationError: The loader has its own order; or it is limited, and ``is_trial`` is False.
+            ConfigurationError: The loader is a custom loader or has its own sampler; or it is limited, and ``is_trial``
+                is False.
         """
         keyed = require_own_batches(loader, may_be_limited=is_trial)
         for tree in self._trees.values():
@@ -845,10 +1074,14 @@ class Tree(Alone):
 
     @override
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
-        """Return whether the last piece of this process is empty: it has no sample in the last step.
+        """Return whether this process has no sample in the last step of an evaluation, while others have samples.
+
+        The run calls this after the last batch of this process, which then takes part in the exchange of a preemption
+        request in place of the missing batch. Samples are divided by position, so the last step may not have enough
+        samples for all processes.
 
         Args:
-            loader: The loader of the evaluation.
+            loader: The evaluation loader.
         """
         keyed = innermost(loader)
         return is_keyed(keyed) and not keyed.split.piece(-1 % len(keyed.split), keyed.rank)

@@ -20,26 +20,33 @@ _END, _NOT_YET = object(), object()
 
 
 class BatchPlace(NamedTuple):
-    """The place of a batch in its epoch and its update, on one process; an exchange gets it in ``start_batch``.
+    """The place of a batch in its epoch and its update, on one process.
+
+    An exchange is passed it in ``start_batch``; scripts read it as ``update.place`` of a ``Run``. You never construct
+    it, except in tests of an exchange. An update is a step of the optimizers, with the gradients of a group of one or
+    more batches of each process.
 
     Attributes:
-        step: The number of the step in its epoch, counted from 1.
-        weight: The factor on the mean loss of this process, such that the averaged gradients of the group are the
-            gradients of the mean over all of its samples.
-        ends_group: Whether it is the last batch of its update.
-        starts_group: Whether it is the first batch of its update.
-        global_samples: The number of samples in this step over all processes; None for a custom loader that does not
-            tell.
-        samples: The number of samples of this process; None for a custom loader that does not tell.
-        is_empty: Whether this process has no sample in this step, while others do.
-        some_are_empty: Whether any process may have none, which all of them know.
-        micro_batch: The number of the micro-batch in an update that is divided by position; None if it is empty, or the
-            update is not divided.
-        num_micro_batches: The number of micro-batches of such an update.
+        step: The number of the batch in its epoch, counted from 1; the same on all processes.
+        weight: The factor that the mean loss of the batch on this process is multiplied by. With it, the gradients
+            averaged over the processes are the gradients of the mean over all samples of the update.
+        ends_group: Whether the batch is the last of its update.
+        global_samples: The number of samples in this step on all processes together; None for a custom loader that does
+            not tell its batch sizes.
+        is_empty: Whether this process has no sample in this step, while other processes have some.
+        samples: The number of samples of this process; None for a custom loader that does not tell its batch sizes.
+        some_are_empty: Whether any process may have no sample in this step; the same on all processes.
+        micro_batch: In a reproducible run, which divides each update by position into the same micro-batches on any
+            number of processes, the index of the micro-batch in the update, from 0. None in other runs, and if
+            ``is_empty``.
+        num_micro_batches: The number of micro-batches of the update in a reproducible run; 0 in other runs.
+        starts_group: Whether the batch is the first of its update.
 
     Example:
-        >>> BatchPlace(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
-        False
+        >>> from pa_core.engine.exchange import BatchPlace
+        >>> place = BatchPlace(step=3, weight=0.25, ends_group=True, global_samples=8, samples=2)
+        >>> place.is_empty, place.starts_group
+        (False, False)
     """
 
     step: int

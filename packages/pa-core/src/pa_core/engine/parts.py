@@ -47,32 +47,41 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
 
 
 class Part:
-    """Modules that the same loss trains, and whose gradients are exchanged together on several processes.
+    """The modules that the same optimizers train, and whose gradients are exchanged together on several processes.
 
-    Exchanges get parts from the run, and read ``modules``, ``optimizers``, ``parameters()`` and ``is_plain()``; scripts
-    do not construct them. A trainer has a single part; a ``Run`` with several optimizers has a part for each.
+    A trainer has a single part; a ``Run`` with several optimizers has a part for each. You never construct a part: an
+    `Exchange` that you implement is passed parts, and reads ``modules``, ``optimizers``, ``parameters()``,
+    ``is_plain()`` and ``has_gradients()``. The run calls the other methods.
 
     Args:
         accelerator: The accelerator of the run.
-        num_averaged: The number of processes that gradients are averaged over.
-        scales_all: Whether the loss of an only batch is scaled, too.
-        counted_by: The name of the number of items in scripts, for messages.
+        num_averaged: The number of processes that gradients are averaged over; 1 if they are summed.
+        scales_all: Whether the loss is scaled even if a batch is the whole update of a single process, so that the
+            arithmetic is the same on any number of processes. ``exchange.is_exact`` is passed.
+        counted_by: The name under which scripts pass the number of items of a batch, for error messages. The default is
+            the name that a trainer's step returns; a ``Run`` passes "num_items".
 
     Attributes:
-        optimizers: The optimizers that are stepped together, by name.
-        schedulers: The schedulers of the optimizers, by name.
-        accumulation: The weights of the batches in the updates.
+        optimizers: The optimizers that are stepped together, by name; empty until the run sets them.
+        schedulers: The learning rate schedulers of the optimizers, by name.
+        accumulation: Scales the losses of the batches to their shares of the update; for the run alone.
         modules: The trained modules by name, without wrappers, on the device of the run; empty between runs.
-        is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need a context.
-        is_sharded: Whether ``fully_shard`` has split some weights over the processes, whose gradients it exchanges.
-            Then all processes call the modules equally often.
+        is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need the context of
+            ``passing``.
+        is_sharded: Whether ``fully_shard`` has divided weights among several processes, and exchanges their gradients
+            itself. Then all processes have to call the modules equally often.
 
     Example:
+        >>> import torch
         >>> from accelerate import Accelerator
+        >>> from pa_core.engine.exchange import Part
         >>> part = Part(Accelerator(), num_averaged=1, scales_all=False)
-        >>> part.start({"model": nn.Linear(2, 1)})
-        >>> [*part.modules], part.has_gradients()
-        (['model'], False)
+        >>> part.start({"model": torch.nn.Linear(2, 1)})
+        >>> part.optimizers["optimizer"] = torch.optim.SGD(part.modules["model"].parameters(), lr=0.1)
+        >>> for parameter in part.parameters():  # in an exchange
+        ...     print(tuple(parameter.shape), part.is_plain(parameter), parameter.grad)
+        (1, 2) True None
+        (1,) True None
     """
 
     def __init__(
@@ -96,8 +105,12 @@ class Part:
     def start(self, modules: Mapping[str, nn.Module]) -> None:
         """Begin to train modules, which are already on the device.
 
+        The run calls this before it passes the part to the exchange's ``add``; exchanges do not call it. It sets
+        ``modules``, ``is_split`` and ``is_sharded``.
+
         Args:
-            modules: The trained modules by name.
+            modules: The trained modules by name. Wrappers such as ``DistributedDataParallel`` and ``torch.compile`` are
+                removed from them.
         """
         self.modules = {name: unwrap_model(module, keep_torch_compile=False) for name, module in modules.items()}
         self.is_split = any(map(is_sharded_module, self.modules.values()))
@@ -107,7 +120,11 @@ class Part:
         self.is_sharded = self.is_split and self._accelerator.num_processes > 1
 
     def is_plain(self, parameter: nn.Parameter) -> bool:
-        """Return whether ``fully_shard`` leaves the gradient of a parameter to the exchange.
+        """Return whether the exchange has to exchange the gradient of a parameter.
+
+        Call it in an exchange for each parameter. False for parameters of modules to which ``fully_shard`` was applied,
+        because ``fully_shard`` exchanges their gradients itself; True for all others, and for all parameters without
+        ``fully_shard``.
 
         Args:
             parameter: A parameter of the modules.
@@ -115,17 +132,24 @@ class Part:
         return self._plain is None or id(parameter) in self._plain
 
     def close(self) -> None:
-        """End the training, and forget the modules; the run calls it."""
+        """End the training, and forget the modules.
+
+        The run calls this at its end, after the exchange's ``close``. Exchanges do not call it.
+        """
         self.modules, self._sharded, self._plain, self.is_split = {}, None, None, False
 
     @contextmanager
     def passing(self, *, ends_update: bool, adds_nothing: bool) -> Generator[None]:
         """Return the context of a backward pass.
 
+        The run enters it around each backward pass of a sharded module, and of a batch without items; exchanges do not
+        call it.
+
         Args:
-            ends_update: Whether the batch is the last of its update, so that gradients are exchanged.
-            adds_nothing: Whether the loss is a mean over no items: the gradients of 0/0 are NaN, and are replaced with
-                zero. The backward pass still runs, because other processes may communicate during theirs.
+            ends_update: Whether the batch is the last of its update, so that gradients are exchanged. Otherwise
+                ``fully_shard`` keeps them on this process.
+            adds_nothing: Whether the loss is a mean over no items. The gradients of such a loss are NaN, and are
+                replaced with zero. The backward pass still runs, because other processes may communicate during theirs.
         """
         hooks = list[RemovableHandle]()
         with ExitStack() as contexts:
@@ -144,13 +168,17 @@ class Part:
             yield
 
     def require_stop_elsewhere(self, error: StopTrainingError) -> None:
-        """Raise an error for a stop within a step of a sharded model, because the other processes wait for its pieces.
+        """Raise an error if a step of a sharded model requested a stop, for which other processes would wait forever.
+
+        The trainer calls this when ``calculate_train_batch_loss`` raises ``StopTrainingError``; exchanges do not call
+        it. Without ``fully_shard`` it does nothing.
 
         Args:
-            error: The error of the step.
+            error: The error of the step, which becomes the ``__cause__``.
 
         Raises:
-            UnsupportedConfigurationError: The model is sharded.
+            UnsupportedConfigurationError: The weights are sharded. Raise ``StopTrainingError`` in a callback instead,
+                for example in ``on_train_step_end``.
         """
         if self.is_sharded:
             raise UnsupportedConfigurationError(
@@ -159,35 +187,51 @@ class Part:
             ) from error
 
     def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors that represent parameters in the graph of a loss; gathered parameters have others.
+        """Return the tensors that stand for parameters in the graph of a loss.
+
+        Without ``fully_shard`` these are the parameters themselves. A forward pass of a sharded module computes with
+        gathered copies of its parameters, so a hook or ``torch.autograd.grad`` needs the copies.
 
         Args:
             parameters: Parameters of the modules.
+
+        Returns:
+            The tensors. Without ``fully_shard``, the argument itself.
         """
         return parameters if self._sharded is None else self._sharded.unsharded(parameters)
 
     def step(self) -> None:
-        """Step the optimizers; the run calls it after the exchange has finished."""
+        """Step all optimizers of the part, in the order of ``optimizers``.
+
+        The run calls this after the exchange's ``finish``; exchanges do not call it.
+        """
         for optimizer in self.optimizers.values():
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Clear the gradients of the parameters of the optimizers; the run calls it after the step."""
+        """Clear the gradients of the optimizers' parameters.
+
+        The run calls this after the optimizer step; exchanges do not call it. Parameters without an optimizer keep
+        their gradients.
+        """
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Iterate over the parameters of the optimizers.
+        """Iterate over the parameters of all optimizers of the part, frozen parameters included.
 
-        Other parameters of the modules may have gradients too, which are not cleared and must not count.
+        Use it in an exchange's ``finish`` to set ``parameter.grad``; the example of `Exchange` does so. Other
+        parameters of the modules may have gradients too, but no optimizer steps them, so they need not be exchanged.
         """
         for optimizer in self.optimizers.values():
             yield from parameters_of(optimizer)
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter of the optimizers has a gradient; usually the first parameter tells.
+        """Return whether any parameter of the optimizers has a gradient on this process.
 
-        An exchange may hold gradients of earlier batches that the parameters do not show.
+        Gradients that ``fully_shard`` keeps on this process count too. The run calls this to find out whether a script
+        has called ``backward``; an exchange can call it in ``require_no_gradients``. Gradients that the exchange itself
+        holds are not visible here.
         """
         if any(parameter.grad is not None for parameter in self.parameters()):
             return True
