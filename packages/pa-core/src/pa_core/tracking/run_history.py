@@ -499,8 +499,8 @@ class InMemoryRunHistory(RunHistory):
 def recording_with_prefix(history: RunHistory, prefix: str) -> Generator[None]:
     """Add a prefix to the names of all metrics that are recorded within a ``with`` block.
 
-    Use it in a callback that runs a second evaluation, for example of averaged weights, so that its metrics do not mix
-    with those of the usual evaluation. The prefix comes after a prefix that is set already, so blocks can be nested.
+    Use it in a callback that runs a second evaluation, for example of averaged weights, to keep its metrics apart from
+    the metrics of the usual evaluation. The prefix comes after a prefix that is set already, so blocks can be nested.
     The former prefix is always restored, even after an exception.
 
     Args:
