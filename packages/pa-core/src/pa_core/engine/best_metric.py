@@ -196,10 +196,10 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     """Raise an error if no evaluation of the run can record the metric that a callback watches.
 
     Call it in ``on_training_run_start`` of a custom callback that judges by a metric, so that a wrong name ends the run
-    before any time is spent. It knows only the losses of evaluations, which nobody records in a run without an
-    evaluation dataset, or whose names contain the name of the set if there are several sets. Any other name is
-    accepted, because a callback may record it later; ``watched_value`` then raises an error if it was not recorded. The
-    name of a loss without ``_epoch`` causes a ``UserWarning``.
+    before any time is spent. It checks only the losses of evaluations: without an evaluation dataset they are never
+    recorded, and with several sets their names contain the name of the set. Any other name is accepted, because a
+    callback may record it later; ``watched_value`` then raises an error if it was not recorded. The name of a loss
+    without ``_epoch`` causes a ``UserWarning``.
 
     Args:
         trainer: The trainer, as passed to ``on_training_run_start``.
