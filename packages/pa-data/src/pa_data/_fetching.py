@@ -65,12 +65,17 @@ def collate(samples: list[Any]) -> Any:
 BatchRequest: TypeAlias = tuple[int, Tensor | Sequence[Any], Sequence[int] | None]
 """Everything that a batch of a ``RequestedDataLoader`` depends on: a key, the indices of its samples, and their draws.
 
-A plain tuple, which ``BatchRequests.requests`` yields. The key seeds the random number generators, see
-``pa_data.rng.mix``. The third entry is a number for each sample that extends the key, or None if the index of the
-sample does. For a stream it is a range: samples before its start are kept for later batches, and samples before its
-stop are read.
+A plain tuple ``(key, indices, draws)``, which ``BatchRequests.requests`` yields for each batch:
 
-Every batch brings its key to the worker, so a worker that lives for several epochs never uses an old key.
+- ``key``: an integer in ``[0, 2**64)``, as ``pa_data.rng.mix`` returns it. It seeds the random augmentation.
+- ``indices``: the indices of the samples in the dataset, as a list or as an int64 tensor of one dimension.
+- ``draws``: a number for each sample that extends the key, so that the samples of a batch get different random numbers.
+  None means the indices. Pass other numbers if an index may come twice and the copies should differ. For an
+  ``IterableDataset`` it is a range: samples before its start are kept for later batches, and samples before its stop
+  are read.
+
+For example, ``(mix(7, 0), [3, 4], None)`` requests the samples 3 and 4. Every batch brings its key to the worker, so a
+worker that lives for several epochs never uses an old key.
 """
 
 
@@ -224,12 +229,17 @@ _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 class SupportsFetchBatch(Protocol[_BatchT_co]):
     """Describe a dataset that can read a whole batch at once, which is often much faster than sample by sample.
 
-    Add a method ``fetch_batch`` to your dataset, for example if it indexes an array. Loaders of this package then call
-    it instead of ``__getitem__``, unless they have a ``collate_fn``. The result is the batch, and is not collated.
-    Random numbers in the method do not depend on the sample, so do not offer it in a dataset with random augmentation.
-    Subsets of the dataset use the same method.
+    Add a method ``fetch_batch`` to your dataset, for example if it indexes an array; you need not derive from this
+    class. ``KeyedDataLoader`` and ``RequestedDataLoader`` then call it instead of ``__getitem__``, unless they have a
+    ``collate_fn`` or ``whole_batches=False``. The returned object is the batch, and is not collated. Random numbers in
+    the method are not seeded for each sample, so do not offer it in a dataset with random augmentation. A ``Subset`` of
+    the dataset uses the method, too.
 
     Example:
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from torch.utils.data import Dataset
+        >>> from pa_data import KeyedDataLoader
         >>> class Squares(Dataset[Tensor]):
         ...     def __len__(self) -> int:
         ...         return 100
@@ -237,21 +247,29 @@ class SupportsFetchBatch(Protocol[_BatchT_co]):
         ...         return torch.tensor(index) ** 2
         ...     def fetch_batch(self, indices: Tensor) -> Tensor:
         ...         return indices**2
-        >>> from pa_data import KeyedDataLoader
         >>> list(KeyedDataLoader(Squares(), batch_size=3, split="eval"))[0]
         tensor([0, 1, 4])
     """
 
     def fetch_batch(self, indices: Tensor) -> _BatchT_co:
-        """Return the batch of some samples. The loader calls it with the indices of a batch.
+        """Return the batch of some samples; implement it in your dataset.
+
+        A ``KeyedDataLoader`` or ``RequestedDataLoader`` calls it once for each batch, in the main process or in a
+        worker, with the indices of the batch in the requested order. An index may appear several times. Do not draw
+        random numbers, which would not be the same after a resume. An error that the method raises reaches the loop
+        with a note that names the indices.
 
         Args:
             indices: The indices of the samples, as int64 of shape ``(batch size,)`` on the CPU. They are not negative.
 
         Returns:
-            The batch, equal to the result of collating the samples.
+            The batch, equal to the result of collating the samples. The loader yields it as it is, moved to its device.
+            Return copies of the data, not views, so that the loop may change the batch in place.
 
         Example:
+            >>> import torch
+            >>> from torch import Tensor
+            >>> from torch.utils.data import Dataset
             >>> class Rows(Dataset[Tensor]):
             ...     rows = torch.arange(6).reshape(3, 2)
             ...     def __len__(self) -> int:
@@ -273,19 +291,23 @@ def listed(indices: Tensor | Sequence[Any]) -> list[Any]:
 def is_in_memory(dataset: Dataset[Any]) -> bool:
     """Return whether a dataset only indexes tensors in memory, so that reading it is fast and draws no random numbers.
 
-    Use it to decide whether a loader needs workers.
+    Use it to decide whether a loader needs workers. For such a dataset, ``num_workers=0`` is usually fastest.
 
     Args:
-        dataset: The dataset.
+        dataset: The dataset. No sample is read.
 
     Returns:
         True for a ``TensorDataset`` of dense tensors, and for subsets (including the results of ``random_split``) and
-        concatenations of such datasets. False for subclasses that override how a sample is read.
+        concatenations of such datasets. False for all other datasets, and for subclasses that override how a sample is
+        read.
 
     Example:
+        >>> import torch
+        >>> from torch.utils.data import Subset, TensorDataset
+        >>> from pa_data import is_in_memory
         >>> tensors = TensorDataset(torch.zeros(5, 2))
-        >>> is_in_memory(Subset(tensors, [0, 3]))
-        True
+        >>> is_in_memory(Subset(tensors, [0, 3])), is_in_memory([0, 3])
+        (True, False)
     """
     if isinstance(dataset, TensorDataset):
         return _indexes_as(dataset, TensorDataset) and all(
@@ -460,18 +482,24 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
 
     Use it in a training loop for batches of any structure. Tensors are found in lists, tuples, named tuples, mappings
     and dataclasses, at any depth. Any other object with a method ``to``, for example a packed sequence or a graph, is
-    moved by this method. All other values stay.
+    moved by this method. All other values stay. A ``KeyedDataLoader`` with ``device`` does it itself.
 
     Args:
         batch: A batch as a loader yields it. It is not changed.
-        device: The device, as ``torch.device`` takes it.
+        device: The device, as ``torch.device`` takes it: ``"cuda"``, ``1`` or ``torch.device("cpu")``, for example.
         non_blocking: Whether the copy runs while the program continues, which needs tensors in pinned memory. The
-            default is False.
+            default is False, as in ``Tensor.to``.
 
     Returns:
         A batch of the same structure: a copy, or ``batch`` itself if all of it is on the device already.
 
+    Raises:
+        RuntimeError: The name of the device is unknown, or the device is not there. Torch raises it, or an
+            ``AssertionError`` if torch was built without CUDA.
+
     Example:
+        >>> import torch
+        >>> from pa_data import move_to_device
         >>> batch = {"image": torch.zeros(2, 3), "name": ["a", "b"]}
         >>> moved = move_to_device(batch, "meta")
         >>> moved["image"].device, moved["name"]
@@ -499,14 +527,20 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
 def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT:
     """Apply a function to all tensors in lists, tuples, named tuples, mappings and dataclasses, at any depth.
 
+    Use it to convert a batch or a nested result, for example to detach, to cast or to slice its tensors. To move a
+    batch, ``move_to_device`` also handles other objects with a method ``to``.
+
     Args:
         value: A tensor, or any structure of tensors and other values. It is not changed.
         function: A function that is called with each tensor, and returns its replacement.
 
     Returns:
-        A value of the same structure: a copy, or ``value`` itself if nothing changes. Values other than tensors stay.
+        A value of the same structure and the same classes: a copy, or ``value`` itself if the function has returned
+        each tensor unchanged. Values other than tensors stay.
 
     Example:
+        >>> import torch
+        >>> from pa_data import map_tensors
         >>> map_tensors({"mean": torch.zeros(1), "name": "cat"}, lambda tensor: tensor + 1)
         {'mean': tensor([1.]), 'name': 'cat'}
     """

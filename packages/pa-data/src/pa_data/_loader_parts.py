@@ -11,17 +11,19 @@ def loader_parts(loader: object) -> dict[str, Any]:
     Use it to look for a property of any part of a loader, for example for a sampler with ``set_epoch``. Samplers and
     datasets that wrap others under the names ``sampler``, ``batch_sampler`` and ``dataset`` are followed at any depth.
     Other names are not: of a custom wrapper that keeps a loader as ``.loader``, only the wrapper is returned. Pass the
-    inner loader then.
+    inner loader then. Nothing is loaded or iterated.
 
     Args:
-        loader: Any iterable.
+        loader: A data loader, or any other object.
 
     Returns:
         The loader as ``"loader"``, and the objects that it and its parts have as ``sampler``, ``batch_sampler`` and
-        ``dataset``, under paths such as ``"loader.dataset.dataset"``. Each object appears once.
+        ``dataset``, under paths such as ``"loader.dataset.dataset"``, the outer objects first. Each object appears
+        once. The dictionary is empty for None.
 
     Example:
         >>> from torch.utils.data import DataLoader
+        >>> from pa_data import loader_parts
         >>> list(loader_parts(DataLoader(range(8), batch_size=4)))
         ['loader', 'loader.sampler', 'loader.batch_sampler', 'loader.dataset']
     """
@@ -39,16 +41,19 @@ def loader_parts(loader: object) -> dict[str, Any]:
 def set_epoch(loader: object, epoch: int) -> None:
     """Call ``set_epoch`` of a loader, its samplers and its dataset, where they have this method.
 
-    Call it at the start of each epoch in a loop with a custom loader. Without it, a ``DistributedSampler`` repeats the
-    same order in every epoch. The parts are the parts that ``loader_parts`` finds; a loader without the method is left
-    as it is.
+    Call it at the start of each epoch in your own loop, before you iterate over the loader. Without it, a
+    ``DistributedSampler`` repeats the same order in every epoch. The function works for every loader. Parts without the
+    method are left as they are, and for a ``KeyedDataLoader`` the call does the same as ``loader.set_epoch(epoch)``.
+    The parts are the objects that ``loader_parts`` finds. Workers that a plain ``DataLoader`` keeps with
+    ``persistent_workers=True`` have their own copies of the dataset, whose ``set_epoch`` is not called.
 
     Args:
         loader: A data loader of any kind.
-        epoch: The number of the epoch, from 0.
+        epoch: The epoch number, from 0.
 
     Example:
         >>> from torch.utils.data import DataLoader, DistributedSampler
+        >>> from pa_data import set_epoch
         >>> sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
         >>> set_epoch(DataLoader(range(8), sampler=sampler), 3)
         >>> sampler.epoch

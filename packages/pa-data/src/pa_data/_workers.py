@@ -145,18 +145,23 @@ _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.D
 def start_method(context: str | BaseContext | None = None) -> str:
     """Return how worker processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
 
-    Use it to check whether objects must be picklable, which they need not be with ``"fork"``. Unlike
+    Use it to check whether a dataset must be picklable, which it need not be with ``"fork"``. Unlike
     ``multiprocessing.get_start_method()``, the call does not fix the method for the rest of the script.
 
     Args:
-        context: The ``multiprocessing_context`` of a loader. The default, None, stands for the method of this process.
+        context: The ``multiprocessing_context`` of a loader: the name of a method, which is returned without a check,
+            or a context of ``multiprocessing``. The default, None, means the method of this process, as for a loader
+            without this option.
 
     Returns:
-        The name of the method.
+        The name of the method. If the script has not chosen any, it is the default of Python on this system.
 
     Example:
+        >>> from pa_data import start_method
         >>> start_method("spawn")
         'spawn'
+        >>> start_method() in ("fork", "spawn", "forkserver")
+        True
     """
     if isinstance(context, str):
         return context
@@ -314,20 +319,24 @@ def _cannot_be_sent(part: Any) -> DataError:
 def worker_init_fn(worker_id: int) -> None:
     """Give each worker of each process different random numbers in Python's ``random``, NumPy and torch.
 
-    Pass it as ``worker_init_fn`` to a ``DataLoader`` of torch. If all processes of a run use the same seed, torch gives
-    the same seed to the first worker of each process, and all processes augment their samples in the same way. With
-    this function the rank, read from the environment variable ``RANK``, is a part of the seed. The global generator of
-    torch decides the rest, as usual.
+    Pass it as ``worker_init_fn`` to a plain ``DataLoader`` of torch, which calls it once in each worker process, before
+    the first sample. If all processes of a run use the same seed, torch gives the same seed to the first worker of each
+    process, and all processes augment their samples in the same way. With this function the rank, read from the
+    environment variable ``RANK`` that ``torchrun`` sets, is a part of the seed; without the variable it is 0. The
+    global generator of torch in the main process decides the rest, as usual.
 
     It also ends the worker as soon as the main process is gone, even if it was killed. A ``KeyedDataLoader`` does both
     itself, and does not need it.
 
     Args:
-        worker_id: The number of the worker, which the loader passes.
+        worker_id: The worker number, from 0. The loader passes it.
+
+    Raises:
+        ValueError: The variable ``RANK`` is not an integer.
 
     Example:
-        >>> import torch
         >>> from torch.utils.data import DataLoader
+        >>> from pa_data import worker_init_fn
         >>> loader = DataLoader(range(8), batch_size=4, num_workers=2, worker_init_fn=worker_init_fn)
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5, 6, 7]]

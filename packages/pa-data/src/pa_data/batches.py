@@ -19,17 +19,20 @@ _MAX_ITEMS = 8
 def describe_batch(batch: object) -> str:
     """Return the types, shapes, dtypes and keys of a batch or a sample as a text, without its values.
 
-    Use it in error messages about a batch of an unexpected structure.
+    Use it in error messages and logs, to say how a batch of an unexpected structure looks. The values are left out, so
+    the text is short and shows no data.
 
     Args:
-        batch: Any object. Lists, tuples, mappings and dataclasses are described with their items, up to a depth of
-            three and up to eight items each.
+        batch: Any object. Tensors and arrays are described with their shape and dtype. Lists, tuples, mappings and
+            dataclasses are described with their items, up to a depth of three and up to eight items each. Of any other
+            object, only the name of the class is shown.
 
     Returns:
-        The description, beginning with an article.
+        The description on one line, beginning with "a" or "an"; the text ``"None"`` for None.
 
     Example:
         >>> import torch
+        >>> from pa_data.batches import describe_batch
         >>> describe_batch({"image": torch.zeros(4, 3, 8, 8), "name": ["a", "b", "c", "d"]})
         "a dict {'image': Tensor of shape (4, 3, 8, 8) and dtype float32, 'name': list of 4 [str, str, str, str]}"
     """
@@ -39,18 +42,21 @@ def describe_batch(batch: object) -> str:
 
 
 def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
-    """Return whether a value has items under keys, as far as ``dict()`` and ``**`` are concerned.
+    """Return whether a value has items under keys, so that ``dict(value)`` and ``**value`` work.
 
-    Some libraries have batches with ``keys`` and ``__getitem__`` that do not derive from ``Mapping``. This function
-    recognises them, too.
+    Use it in code that takes batches of any library apart. Some libraries have batches with ``keys`` and
+    ``__getitem__`` that do not derive from ``Mapping``; ``isinstance(value, Mapping)`` is False for them, and this
+    function is True. Read the keys with ``keys_of``.
 
     Args:
         value: Any object.
 
     Returns:
-        True for mappings, and for objects whose class has ``keys`` and ``__getitem__``.
+        True for every ``collections.abc.Mapping``, and for objects whose class has ``keys`` and ``__getitem__``. Type
+        checkers treat the value as a ``Mapping`` then.
 
     Example:
+        >>> from pa_data.batches import is_mapping
         >>> class Batch:
         ...     def keys(self):
         ...         return ["image"]
@@ -66,17 +72,22 @@ def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
 
 
 def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
-    """Return the keys of an object that ``is_mapping`` recognises.
+    """Return the keys of an object that ``is_mapping`` recognizes.
 
-    Iterating over such an object may yield something other than keys, for example the samples of a batch.
+    Use it instead of ``list(mapping)``, because iterating over the batch object of a library may yield something other
+    than keys, for example its samples.
 
     Args:
-        mapping: The object.
+        mapping: A mapping, or any other object for which ``is_mapping`` returns True.
 
     Returns:
-        The keys in their order.
+        A new list of the keys, in the order of ``mapping.keys()``.
+
+    Raises:
+        AttributeError: The object has no method ``keys``.
 
     Example:
+        >>> from pa_data.batches import keys_of
         >>> keys_of({"image": 0, "label": 1})
         ['image', 'label']
     """
@@ -86,16 +97,18 @@ def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
 def is_array(value: object) -> bool:
     """Return whether a value is a tensor, or an array of NumPy or a similar library.
 
-    Use it to tell the arrays of a batch from its lists and texts, without importing each library.
+    Use it to tell the arrays of a batch from its lists and strings, without importing each library.
 
     Args:
         value: Any object.
 
     Returns:
-        True for tensors, and for objects whose class has ``shape`` and ``__array__``.
+        True for tensors, and for objects whose class has ``shape`` and ``__array__``: arrays and scalars of NumPy, for
+        example. False for lists and Python numbers.
 
     Example:
         >>> import numpy, torch
+        >>> from pa_data.batches import is_array
         >>> is_array(torch.zeros(2)), is_array(numpy.zeros(2)), is_array([0, 0])
         (True, True, False)
     """
@@ -106,17 +119,21 @@ def is_array(value: object) -> bool:
 def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any:
     """Return a list or tuple of the same class in which a function has replaced each item.
 
-    Named tuples and subclasses of list keep their class and attributes, which a plain list comprehension loses.
+    Use it to convert a batch that is a named tuple or a subclass of ``list``, because a list comprehension would return
+    a plain list, without the class and its attributes. The function is applied to the direct items only. Call
+    ``map_tensors`` for the tensors at any depth, and ``rebuilt_mapping`` for mappings.
 
     Args:
-        values: The list or tuple. It is not changed.
-        change: A function that is called with each item, and returns the new item.
+        values: The list or tuple, which is not changed. A subclass of ``tuple`` that is not a named tuple is built by
+            calling its class with the new items.
+        change: A function that is called once with each item, in order, and returns the new item.
 
     Returns:
-        The new object, or ``values`` itself if no item has changed.
+        The new object, or ``values`` itself if the function has returned each item itself.
 
     Example:
         >>> from typing import NamedTuple
+        >>> from pa_data.batches import rebuilt_sequence
         >>> class Pair(NamedTuple):
         ...     image: int
         ...     label: int
@@ -137,17 +154,21 @@ def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any
 def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
     """Return a mapping of the same class in which a function has replaced each value.
 
-    Use it to convert batches that libraries make as subclasses of ``dict``, which a dict comprehension would lose.
+    Use it to convert batches that libraries make as subclasses of ``dict``, because a dict comprehension would return a
+    plain ``dict``. The function is applied to the direct values only. Call ``map_tensors`` for the tensors at any
+    depth, and ``rebuilt_sequence`` for lists and tuples.
 
     Args:
-        values: The mapping. It is not changed.
-        change: A function that is called with each value, and returns the new value.
+        values: The mapping, which is not changed. A mutable mapping is copied with ``copy.copy``. For an immutable
+            mapping, its class is called with a dictionary of the new values.
+        change: A function that is called once with each value, and returns the new value.
 
     Returns:
-        The new mapping, or ``values`` itself if no value has changed.
+        The new mapping with the same keys, or ``values`` itself if the function has returned each value itself.
 
     Example:
         >>> from collections import OrderedDict
+        >>> from pa_data.batches import rebuilt_mapping
         >>> rebuilt_mapping(OrderedDict(image=1, label=2), lambda value: value * 10) == OrderedDict(image=10, label=20)
         True
     """

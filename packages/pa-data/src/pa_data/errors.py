@@ -23,17 +23,20 @@ _SHORTEST_SECRET = 3
 def without_secrets(text: str, url: str = "") -> str:
     """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
 
-    Use it for messages and logs about files in an object store.
+    Use it for your own messages and logs about files in an object store. The errors of this package already call it for
+    their messages.
 
     Args:
         text: A message.
         url: The URL that the message is about. Its secret parts are replaced everywhere in the text, since some
-            libraries repeat a password without its URL. By default only whole URLs are searched.
+            libraries repeat a password without its URL; parts of fewer than 3 characters are not, since they occur in
+            any text. By default, only whole URLs in the text are searched.
 
     Returns:
-        The message with ``***`` in the place of each secret part.
+        The message with ``***`` in the place of each secret part. A text without secrets is returned unchanged.
 
     Example:
+        >>> from pa_data.errors import without_secrets
         >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
         'https://***@host/a.tar?***: not found'
         >>> without_secrets("403: the key 1f3a is too old", "https://host/a.tar?signature=1f3a")
@@ -55,17 +58,27 @@ def _secrets_in(url: str) -> set[str]:
 def safe_cause(error: BaseException, url: str) -> BaseException | None:
     """Return an error for use in ``raise ... from``, or None if its traceback could show secret parts of a URL.
 
+    Use it where you replace a library's error with your own error. The library's message may repeat the URL with its
+    password, and Python prints the message as the cause. With None, Python prints no cause.
+
     Args:
-        error: The error of a library.
-        url: The URL that the error is about.
+        error: The library's error.
+        url: The URL or path that the error is about.
 
     Returns:
-        The error, or None if the URL has a user, a password or a query.
+        ``error``, or None if the URL has a user name, a password or a query.
 
     Example:
-        >>> error = OSError("no connection")
-        >>> safe_cause(error, "https://host/a.tar") is error, safe_cause(error, "https://me:secret@host/a.tar")
-        (True, None)
+        >>> from pa_data.errors import ShardError, safe_cause
+        >>> url = "https://me:secret@host/a.tar"
+        >>> try:
+        ...     try:
+        ...         raise OSError(f"no connection to {url}")
+        ...     except OSError as error:
+        ...         raise ShardError(f"Cannot read {url}.") from safe_cause(error, url)
+        ... except ShardError as error:
+        ...     print(error, error.__cause__)
+        Cannot read https://***@host/a.tar. None
     """
     return error if without_secrets(url) == url else None
 
@@ -73,15 +86,25 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
 class DataError(ValueError):
     """Report that a dataset, a loader or an order cannot work with its arguments.
 
+    It is the base class of the errors of this package, and a ``ValueError``, so ``except ValueError`` catches it, too.
+    Loaders, orders and datasets raise it when you create them with arguments that are out of range, or that contradict
+    each other. ``load_state_dict`` raises it for a state that belongs to different data, and an iterator raises it for
+    a dataset that yields fewer samples than its length. The message names the wrong value and what to do. An argument
+    of the wrong type is a ``TypeError``, and a position outside of an epoch is an ``IndexError``.
+
     Args:
-        message: The problem, and the action that solves it. Users, passwords and queries of URLs in it are replaced.
+        message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
+            replaced by ``***``.
 
     Example:
-        >>> from pa_data.orders import epoch_order
-        >>> epoch_order(-1, seed=0, epoch=0)
-        Traceback (most recent call last):
-        ...
-        pa_data.errors.DataError: num_samples must be a whole number >= 0, got -1.
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.errors import DataError
+        >>> loader = KeyedDataLoader(range(10), batch_size=4, seed=0)
+        >>> try:
+        ...     loader.load_state_dict({**loader.state_dict(), "seed": 1})
+        ... except DataError as error:
+        ...     print(str(error).partition(" Make")[0])
+        The state is not one of this loader. Got seed=1, expected seed=0.
     """
 
     def __init__(self, message: str) -> None:
@@ -89,10 +112,21 @@ class DataError(ValueError):
 
 
 class EmptyDatasetError(DataError):
-    """Report that a dataset has no samples, or no full batch with ``drop_last=True``.
+    """Report that a dataset has no samples, or that no batch is left of it.
+
+    It is a ``DataError`` and so a ``ValueError``. ``KeyedDataLoader`` raises it for a dataset without samples, and if
+    ``drop_last=True`` leaves no full global batch or update. ``KeyedDataLoader.num_steps`` raises it for an epoch
+    without samples. ``count_samples``, ``ShardedFiles``, ``Mixture``, ``ClassBalanced`` and ``Curriculum`` raise it for
+    data without samples. Look at the path and the filters of the dataset, choose a smaller batch size, or leave out
+    ``drop_last``.
+
+    Args:
+        message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
+            replaced by ``***``.
 
     Example:
         >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.errors import EmptyDatasetError
         >>> try:
         ...     KeyedDataLoader([], batch_size=4)
         ... except EmptyDatasetError:
@@ -104,7 +138,17 @@ class EmptyDatasetError(DataError):
 class ShardError(DataError):
     """Report that a file of a dataset is missing, damaged, changed, or of the wrong kind for its reader.
 
+    It is a ``DataError`` and so a ``ValueError``, not an ``OSError``. ``ShardedFiles`` raises it when it finds and
+    counts the files, and when it reads a sample; so do ``ShardFile`` and the readers ``JsonLines``, ``TextLines``,
+    ``Parquet`` and ``TarSamples``. The message names the file and, for lines, the line number. Correct the path, write
+    the file again, or leave it out of ``paths``.
+
+    Args:
+        message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
+            replaced by ``***``.
+
     Example:
+        >>> from pa_data.errors import ShardError
         >>> from pa_data.files import ShardedFiles, TextLines
         >>> try:
         ...     ShardedFiles("no/such/folder/*.txt", TextLines())
