@@ -28,17 +28,21 @@ __all__ = ["KeyedDataLoader", "count_samples"]
 def count_samples(dataset: Dataset[Any]) -> int:
     """Return the length of a dataset, with clear errors for datasets without a length or without samples.
 
+    Use it instead of ``len(dataset)`` at the start of a script or in your own loader. Its errors name the class of the
+    dataset and the usual causes.
+
     Args:
-        dataset: The dataset.
+        dataset: Any dataset. No sample is read.
 
     Returns:
         The number of samples, at least 1.
 
     Raises:
-        DataError: The dataset has no length.
+        DataError: The dataset has no length. Most ``IterableDataset`` classes have none.
         EmptyDatasetError: The dataset has no samples.
 
     Example:
+        >>> from pa_data import count_samples
         >>> count_samples([3, 1, 4])
         3
     """
@@ -178,75 +182,93 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     Use it in the place of a ``DataLoader`` with a ``DistributedSampler``, for runs that may be interrupted. The order
     of an epoch depends only on the seed and the epoch, so a resumed run continues at the next sample, on the same or on
-    a different number of processes. Seeking takes no time: samples before the position are not loaded. ``state_dict``
-    returns the position, and ``load_state_dict`` restores it.
+    a different number of processes. Seeking takes no time, because samples before the position are not loaded.
+    ``state_dict`` returns the position, and ``load_state_dict`` restores it.
 
-    Random augmentation is reproducible: the global random number generators of Python, NumPy and torch are seeded from
-    the seed, the epoch and the sample index before each sample is read. So it depends neither on the number of workers
-    nor on the position where the run began. After each batch the generators of the main process are restored, so the
-    loader does not affect the random numbers of training. Custom generators of a dataset are not seeded.
+    Random augmentation is reproducible, because the global random number generators of Python, NumPy and torch are
+    seeded from the seed, the epoch and the sample index before each sample is read. So it depends neither on the number
+    of workers nor on the position where the run began. After each batch the generators of the main process are
+    restored, so the loader does not affect the random numbers of training. Custom generators of a dataset are not
+    seeded.
 
     Datasets of tensors in memory, and datasets with ``fetch_batch``, are read a whole batch at a time, without seeding
     and several times as fast. The batches equal the results of torch's default collation.
 
     Choose an epoch with ``set_epoch`` or ``start_epoch``; the first is epoch 0. Iterating again without choosing
-    repeats the epoch from the same position.
+    repeats the epoch from the same position. ``len(loader)`` is the number of batches of this process in a whole epoch.
+
+    In training on several processes, the last step of an epoch may have too few samples for all of them. The last
+    processes then get no batch in it, and ``DistributedDataParallel`` would wait forever. Pass ``drop_last=True``, or
+    ``split="eval"`` for an evaluation, in which every process has a batch in every step.
 
     With accelerate, ``Accelerator.prepare`` leaves the loader unchanged, and ``save_state`` saves its position.
     Lightning saves the position and chooses the epochs, too; pass ``use_distributed_sampler=False`` to its trainer.
 
     Args:
         dataset: A dataset with a length and integer indices, or an ``IterableDataset`` with a length, which each
-            process and worker reads from its beginning to find its own samples.
+            process and worker reads from its beginning to find its own samples. The length must not change while the
+            loader is in use.
         batch_size: The number of samples of this process in a full step. The default is 1, as in torch. Leave it out,
             or pass None, for an order that makes the batches.
-        shuffle: Whether each epoch has a different random order. The default is False, as in torch. For training, the
-            ``default_order`` of the dataset is used if there is any.
-        split: How a global batch is divided, and the treatment of the last batch: ``"train"``, the default, uses an
-            ``UpdateSplit`` or ``BatchSplit``, and ``"eval"`` an ``EvalSplit``.
-        seed: The seed of the run, the same on every process. The default is 0.
-        rank: The rank of this process. The default is 0.
+        shuffle: Whether each epoch has a different random order. The default is False, as in torch. With True, the
+            ``default_order`` of the dataset is used for training if there is any.
+        split: How the global batch, the samples of all processes in a step, is divided, and the treatment of the last
+            batch: ``"train"``, the default, uses an ``UpdateSplit`` or ``BatchSplit``, and ``"eval"`` an ``EvalSplit``.
+        seed: The seed of the run, the same on every process. The default is 0, so that a script without a seed is
+            reproducible, too.
+        rank: The rank of this process, from 0 to ``num_processes - 1``. The default is 0, for a run of one process.
         num_processes: The number of processes that share each global batch. The default is 1.
-        device: The device to move each batch to. By default batches stay on the CPU.
-        drop_last: Whether to leave out samples that do not fill a global batch or an update. The default is False.
-        samples_per_update: The number of samples of an update, on any number of processes, see ``UpdateSplit``;
-            ``batch_size`` is then the largest number of samples of this process in a step. By default an update is a
-            step.
-        fixed_batches: Whether batches of at most ``batch_size`` samples are the same on any number of processes. The
-            default is False. Training cuts updates as ``UpdateSplit`` does; an evaluation deals its batches in turn.
-        collate_fn: The function that combines samples into a batch. By default torch's own.
-        num_workers: The number of worker processes. The default, 0, loads in this process.
+        device: The device to move each batch to. By default batches stay on the CPU, as in torch.
+        drop_last: Whether to leave out samples that do not fill a global batch or an update. The default is False, so
+            that every sample is used.
+        samples_per_update: The number of samples of an update (of one ``optimizer.step()``, over all processes and
+            accumulated batches), on any number of processes, see ``UpdateSplit``. ``batch_size`` is then the largest
+            number of samples of this process in a step. By default an update is a step.
+        fixed_batches: Whether batches of at most ``batch_size`` samples are the same on any number of processes, for
+            bit-for-bit identical results. The default is False, which divides steps more evenly. Training cuts updates
+            as ``UpdateSplit`` does; in an evaluation, the processes take the batches in turn.
+        collate_fn: The function that combines a list of samples into a batch. By default torch's own.
+        num_workers: The number of worker processes. The default, 0, loads in this process, as in torch.
         keyed_augmentation: Whether the random number generators are seeded for each sample. The default is True. It
             takes about 7 microseconds for a sample, and without workers about 50 for a batch, except for datasets that
             cannot draw random numbers, such as lists, arrays and tables of Hugging Face's ``datasets`` without a
             transform. With False the draws are not reproducible, and a dataset with ``__getitems__`` reads all samples
             of a batch at once.
-        whole_batches: Whether batches are read whole. By default they are if the dataset supports it and there is no
-            ``collate_fn``. True raises an error if this is impossible.
+        whole_batches: Whether batches are read whole, without ``collate_fn``. By default they are if the dataset
+            supports it and there is no ``collate_fn``. True raises an error if this is impossible, and False reads
+            sample by sample.
         algorithm: The name of a permutation algorithm to reproduce, see ``epoch_order``. By default the number of
             samples decides.
-        order: The order of the epochs, in the place of ``shuffle``. By default ``shuffle`` decides.
-        batches: The numbers of the batches to load, in this order. By default all batches are loaded. Use it to
-            continue a job that was interrupted, such as predictions. The samples of a dataset with indices get the same
-            random numbers as in an epoch of all batches. A last batch that is shorter than the others must come last.
-        pin_memory: Whether to copy each batch to pinned memory, so that moving it does not block. The default is False.
-            On CUDA a batch is then moved while the device computes with the previous batch.
+        order: The order of the epochs, an object from ``pa_data.orders``, in the place of ``shuffle``. By default
+            ``shuffle`` decides.
+        batches: The numbers of the batches to load, in this order, counted from 0. By default all batches are loaded.
+            Use it to continue a job that was interrupted, such as predictions. The samples of a dataset with indices
+            get the same random numbers as in an epoch of all batches. A last batch that is shorter than the others must
+            come last.
+        pin_memory: Whether to copy each batch to pinned memory, so that moving it does not block. The default is False,
+            as in torch. On CUDA a batch is then moved while the device computes with the previous batch.
         timeout: The number of seconds to wait for a worker. The default, 0, waits forever.
         worker_init_fn: A function that is called in each worker with its number. By default none is called.
-        multiprocessing_context: How workers are started. By default the method of this process.
-        generator: A generator that seeds the generators of workers, and nothing else: the order comes from ``seed``. By
-            default the loader has its own.
-        prefetch_factor: The number of batches that each worker loads ahead. By default 2, as in torch.
-        persistent_workers: Whether to keep the workers for the next epoch. The default is False. With True, only the
-            newest iterator may be used: an older iterator raises a ``RuntimeError``.
-        pin_memory_device: As in torch.
+        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"`` or a context of
+            ``multiprocessing``. By default the method of this process, see ``start_method``.
+        generator: A generator that seeds the generators of workers, and nothing else, since the order comes from
+            ``seed``. By default the loader has its own.
+        prefetch_factor: The number of batches that each worker loads ahead. By default 2, as in torch. Without workers
+            it must be left out.
+        persistent_workers: Whether to keep the workers for the next epoch. The default is False, as in torch. With
+            True, only the newest iterator may be used, and an older iterator raises a ``RuntimeError``.
+        pin_memory_device: The kind of device for which torch pins memory. By default the present accelerator, as in
+            torch, which has deprecated this option.
         in_order: Must be True, since the loader guarantees the order.
 
     Attributes:
+        batch_size: The number of samples of this process in a full step, or None for an order that makes the batches.
+        drop_last: Whether samples that do not fill a global batch or an update are left out.
+        shuffle: Whether the order is anything but the order of the dataset.
         device: The device to which each batch is moved, or None.
         rank: The rank of this process.
         num_processes: The number of processes that share each global batch.
-        given_order: The order of all epochs.
+        given_order: The order of all epochs, an ``Order``.
         keyed_augmentation: Whether the random number generators are seeded for each sample.
         whole_batches: Whether batches are read whole.
         samples_per_update: The number of samples of an update, or None.
@@ -258,12 +280,19 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         EmptyDatasetError: There are no samples, or ``drop_last`` leaves none.
 
     Example:
+        >>> import torch
         >>> from torch.utils.data import TensorDataset
+        >>> from pa_data import KeyedDataLoader
         >>> loader = KeyedDataLoader(TensorDataset(torch.arange(10)), batch_size=4, shuffle=True, seed=3)
         >>> whole_epoch = [batch[0].tolist() for batch in loader]
         >>> loader.start_epoch(0, position=4)
         >>> [batch[0].tolist() for batch in loader] == whole_epoch[1:]
         True
+        >>> for rank in range(2):  # in a run, each process makes its own loader with its own rank
+        ...     loader = KeyedDataLoader(range(10), batch_size=2, rank=rank, num_processes=2, drop_last=True)
+        ...     print([batch.tolist() for batch in loader])
+        [[0, 1], [4, 5]]
+        [[2, 3], [6, 7]]
     """
 
     # accelerate divides no loader that has the first of these, and saves the state of one that has the second.
@@ -355,7 +384,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def seed(self) -> int:
-        """The seed of the run. Setting it affects the next iterator."""
+        """The seed of the run, an integer; 0 unless you pass another.
+
+        Setting it affects the next iterator, which keeps the chosen epoch and position in the order of the new seed. An
+        iterator that is in use keeps its order. Set the same seed on every process.
+        """
         return self._seed
 
     @seed.setter
@@ -365,7 +398,13 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def algorithm(self) -> str | None:
-        """The name of the permutation algorithm, or None for the default. Setting it affects the next iterator."""
+        """The name of the permutation algorithm that was chosen, for example ``"randperm-v1"``, or None.
+
+        None, the default, lets the number of samples decide, and is also the value for an order other than
+        ``Shuffled``. The name of the algorithm that is really used is ``loader.order.algorithm``. Setting a name
+        reproduces the order of an earlier run, from the next iterator on, which keeps the chosen epoch and position. An
+        unknown name, or a name for a loader with its own ``order``, raises a ``DataError``.
+        """
         return self.given_order.algorithm if isinstance(self.given_order, Shuffled) else None
 
     @algorithm.setter
@@ -384,39 +423,62 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @property
     def epoch(self) -> int:
-        """The chosen epoch."""
+        """The chosen epoch, an integer from 0, in which the next iterator begins.
+
+        It is 0 at first. ``set_epoch``, ``start_epoch`` and ``load_state_dict`` change it; iterating does not. A
+        resumed script starts its loop here: ``for epoch in range(loader.epoch, num_epochs)``.
+        """
         return self._epoch
 
     @property
     def position(self) -> int:
-        """The number of samples of the chosen epoch, over all processes, that the next iterator skips."""
+        """The number of samples of the chosen epoch, over all processes, that the next iterator skips.
+
+        It is 0 at first. ``start_epoch`` and ``load_state_dict`` set it, ``set_epoch`` resets it to 0 for a different
+        epoch, and iterating does not change it. For the progress of the newest iterator, read
+        ``state_dict()["samples"]``. In an evaluation it is always 0.
+        """
         return self.split.start
 
     @property
     def order(self) -> EpochOrder:
-        """The order of the chosen epoch."""
+        """The order of the chosen epoch, an ``EpochOrder``.
+
+        Use it to look up which samples come: ``loader.order.indices(0, 8)`` returns the dataset indices of the first 8
+        samples of the epoch, over all processes. It changes with ``set_epoch``, ``start_epoch``, ``load_state_dict``,
+        ``seed`` and ``algorithm``. The ``Order`` of all epochs is ``given_order``.
+        """
         return self._batches.plan.order
 
     @property
     def split(self) -> Split:
-        """The split of the chosen epoch; its step 0 is the first step after the chosen position."""
+        """The split of the chosen epoch, a ``Split``; its step 0 is the first step after the chosen position.
+
+        Use it to find out which positions of the epoch a process takes in a step, ``loader.split.piece(step, rank)``,
+        or how much a step counts in its update. It is an ``UpdateSplit`` or, for an order that makes the batches, a
+        ``BatchSplit``; with ``split="eval"`` it is an ``EvalSplit``, or a ``BatchSplit`` with fixed batches. It changes
+        when an epoch, a position or batch sizes are chosen.
+        """
         return self._batches.plan.split
 
     def start_epoch(self, epoch: int, position: int = 0) -> None:
-        """Choose the epoch and the position of the next iterator. A live iterator keeps its own.
+        """Choose the epoch and the position of the next iterator. An iterator in use keeps its own.
 
-        Use it to resume with a position that you have saved yourself, or to repeat an epoch: unlike ``set_epoch``, it
-        always starts at the given position.
+        You call it to resume with a position that you have saved yourself, or to repeat an epoch. Unlike ``set_epoch``,
+        it always starts at the given position. To resume from ``state_dict()``, call ``load_state_dict``. Call it with
+        the same arguments on every process.
 
         Args:
-            epoch: The number of the epoch, from 0. The order and the random augmentation depend on it.
+            epoch: The epoch number, from 0. The order and the random augmentation depend on it.
             position: The number of samples of this epoch, over all processes, that were trained on before. The default
                 is 0, the beginning of the epoch.
 
         Raises:
-            DataError: The position is outside of the epoch, or is not 0 in an evaluation.
+            DataError: The position is outside of the epoch, is not 0 in an evaluation, or is in the middle of an update
+                with ``fixed_batches`` or of a batch that the order makes.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(10), batch_size=4)
             >>> loader.start_epoch(1, position=4)
             >>> [batch.tolist() for batch in loader]
@@ -435,17 +497,19 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def set_batch_sizes(self, sizes: Sequence[int]) -> None:
         """Choose the largest number of samples of each process in a step, from the next iterator on.
 
-        Use it if a batch does not fit into memory, or if devices differ. For training, ``samples_per_update`` must be
-        set, so that updates stay the same; steps are divided in proportion to the sizes. In an evaluation, each process
-        takes the smallest of them.
+        You call it, on every process, if a batch does not fit into memory, or if devices differ. For training,
+        ``samples_per_update`` must be set, so that updates stay the same; steps are divided in proportion to the sizes.
+        In an evaluation, each process takes the smallest of them. The chosen epoch and position stay.
 
         Args:
-            sizes: A number for each process, at least 1; the same list on all processes.
+            sizes: A number of samples for each process, at least 1, by rank; the same list on all processes.
 
         Raises:
-            DataError: The batches depend on the order or on ``fixed_batches``, or updates depend on the batch size.
+            DataError: The batches depend on the order or on ``fixed_batches``, updates depend on the batch size, or
+                there is not a size of at least 1 for each process.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(12), batch_size=6, samples_per_update=6)
             >>> loader.set_batch_sizes([3])
             >>> [len(batch) for batch in loader]
@@ -471,13 +535,20 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch for the next iterator, from its first sample on; the present epoch keeps its position.
 
-        Call it at the start of each epoch, as with a ``DistributedSampler``. In a resumed run, the loop may begin with
-        the interrupted epoch: the position that ``load_state_dict`` has restored stays.
+        You call it at the start of each epoch, like ``DistributedSampler.set_epoch``. In a resumed run, the loop may
+        begin with the interrupted epoch, because the position that ``load_state_dict`` has restored stays. To go back
+        to the beginning of the present epoch, call ``start_epoch``. The loader also passes the number to ``set_epoch``
+        of the dataset and of ``collate_fn``, if they have this method, when the iteration begins; in an evaluation it
+        does not.
 
         Args:
-            epoch: The number of the epoch, from 0.
+            epoch: The epoch number, from 0.
+
+        Raises:
+            DataError: The order cannot make this epoch, for example if a ``Curriculum`` chooses samples out of range.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(6), batch_size=4)
             >>> loader.load_state_dict({**loader.state_dict(), "samples": 4})
             >>> for epoch in range(2):
@@ -492,18 +563,21 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def state_dict(self) -> dict[str, int | str]:
         """Return the position after the last batch that the newest iterator has yielded, without prefetched batches.
 
-        Save it in a checkpoint after an update. It contains the epoch, and the number of its samples that all processes
-        together have taken, so a state of any process serves any number of processes. At the end of an epoch it is the
-        beginning of the next epoch. An evaluation has no position, and is repeated. With ``fixed_batches``, an
-        unfinished update is repeated.
+        You call it after an update, and save the result in a checkpoint together with the model; ``load_state_dict``
+        takes it. Accelerate and Lightning call it themselves. It contains the epoch, and the number of its samples that
+        all processes together have taken, so a state of any process serves any number of processes. At the end of an
+        epoch it is the beginning of the next epoch. An evaluation has no position, and is repeated. With
+        ``fixed_batches``, an unfinished update is repeated.
 
-        Within an update of several steps, save it on rank 0: a process with fewer batches than rank 0 may have had its
-        last batch, and returns the end of the update.
+        Within an update of several steps, save it on rank 0, because a process with fewer batches than rank 0 may have
+        had its last batch, and then returns the end of the update.
 
         Returns:
-            A dictionary of numbers and strings, which JSON can hold.
+            A dictionary of numbers and strings, which JSON can hold: ``"epoch"``, ``"samples"`` (the position), and
+            ``"version"``, ``"seed"``, ``"dataset_samples"`` and ``"order"``, which ``load_state_dict`` compares.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(10), batch_size=4, shuffle=True)
             >>> iterator = iter(loader)
             >>> _ = next(iterator)
@@ -521,14 +595,21 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
         """Restore the epoch and the position of a saved state, for the next iterator.
 
+        You call it in a resumed script, on every process with the same state, before you iterate. The loader must have
+        the same dataset, seed and order as the saved loader; batch size, workers and the number of processes may
+        differ. Then iterate over ``range(loader.epoch, num_epochs)`` with ``set_epoch`` as usual. The first of these
+        epochs begins at the position.
+
         Args:
             state_dict: The result of ``state_dict``, with any number of processes and workers.
 
         Raises:
             DataError: The state has a different seed, order or length of the dataset, so that its position would mean
-                different samples; or it is not a state of such a loader.
+                different samples; its position is outside of the epoch or within a fixed batch; or it is not a state of
+                such a loader.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(10), batch_size=4, shuffle=True)
             >>> iterator = iter(loader)
             >>> _ = next(iterator)
@@ -562,19 +643,21 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of a whole epoch, which is the same on every process.
 
-        Use it for a progress bar or a schedule of the learning rate. ``len(loader)`` is the number of batches of this
-        process, which may be smaller in the last steps of an epoch.
+        You call it for a progress bar or a schedule of the learning rate. A step is one batch on each process that has
+        samples left; with ``samples_per_update``, an update may have several steps (``loader.split.steps_per_update``).
+        ``len(loader)`` is the number of batches of this process, which may be smaller by the last steps of an epoch.
 
         Args:
-            epoch: The number of the epoch, from 0. With some orders, epochs have different lengths.
+            epoch: The epoch number, from 0. With some orders, epochs have different lengths.
 
         Returns:
-            The number of steps.
+            The number of steps, at least 1.
 
         Raises:
             EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> KeyedDataLoader(range(10), batch_size=2, num_processes=2).num_steps(0)
             3
         """
@@ -608,20 +691,23 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def fetch_for(self, step: int, rank: int) -> Any:
         """Return the batch that a process takes in a step, read immediately in this process.
 
-        Use it to inspect a batch of any rank, for example the batch in which a loss was not finite. Iterators are not
-        affected.
+        You call it to inspect a batch of any rank, for example the batch in which a loss was not finite. The random
+        augmentation is the same as in the iteration. Iterators and the position are not affected. For any other
+        positions, call ``fetch``.
 
         Args:
-            step: The step of the chosen epoch, counted from the chosen position.
+            step: The step of the chosen epoch, counted from the chosen position, from 0.
             rank: The rank of the process.
 
         Returns:
             The batch, on the device of the loader.
 
         Raises:
-            IndexError: There is no such step or rank.
+            IndexError: There is no such step or rank, or the process has no sample in this step (``split.piece`` is
+                empty).
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> loader = KeyedDataLoader(range(10), batch_size=2, num_processes=2)
             >>> loader.fetch_for(step=1, rank=1)
             tensor([6, 7])
@@ -631,16 +717,22 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def fetch(self, piece: range) -> Any:
         """Return the samples at some positions of the chosen epoch as a batch, read immediately in this process.
 
+        You call it to inspect samples, or to repeat a part of an epoch, with the same random augmentation as in the
+        iteration. A position is the place of a sample in the order of the epoch, counted from its beginning over all
+        processes. Iterators and the chosen position are not affected. For the batch of a rank in a step, call
+        ``fetch_for``.
+
         Args:
-            piece: The positions, as ``split.piece`` returns them.
+            piece: The positions, consecutive and at least one, as ``split.piece`` returns them.
 
         Returns:
             The batch, on the device of the loader.
 
         Raises:
-            IndexError: A position is outside of the epoch.
+            IndexError: A position is outside of the epoch, or there are no positions.
 
         Example:
+            >>> from pa_data import KeyedDataLoader
             >>> KeyedDataLoader(range(10), batch_size=2).fetch(range(3, 6))
             tensor([3, 4, 5])
         """
@@ -653,7 +745,10 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private iterator class
-        """Iterate over the chosen epoch from the chosen position on.
+        """Return an iterator over the batches of this process in the chosen epoch, from the chosen position on.
+
+        A ``for`` loop calls it. Each iterator keeps its epoch and position if you choose others later, and
+        ``state_dict`` reports the progress of the newest iterator.
 
         Raises:
             DataError: The length of the dataset has changed since the loader was made.

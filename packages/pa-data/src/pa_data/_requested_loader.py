@@ -42,12 +42,15 @@ _END = object()
 class BatchRequests(Protocol):
     """Describe the batches of a ``RequestedDataLoader``: an object with their requests and their indices.
 
-    Implement it if your batches do not follow from an order, for example if a service decides which samples come next.
-    It has three methods: ``requests`` for the loader, which makes each batch from its request; ``__len__`` for
-    ``len(loader)``; and ``__iter__``, which yields the indices alone, as a batch sampler of torch does, for code that
-    looks at ``loader.batch_sampler``.
+    Implement it if your batches do not follow from an order, for example if a service decides which samples come next;
+    for batches that follow from a seed and an epoch, ``KeyedDataLoader`` needs no such object. Your class need not
+    derive from this class. It has three methods: ``requests`` for the loader, which makes each batch from its request;
+    ``__len__`` for ``len(loader)``; and ``__iter__``, which yields the indices alone, as a batch sampler of torch does,
+    for code that looks at ``loader.batch_sampler``. All three are called in the main process only.
 
     Example:
+        >>> from collections.abc import Iterator
+        >>> from pa_data import BatchRequest, BatchRequests, RequestedDataLoader
         >>> from pa_data.rng import mix
         >>> class Pairs:
         ...     def __init__(self, pairs: list[list[int]]) -> None:
@@ -65,12 +68,14 @@ class BatchRequests(Protocol):
     """
 
     def requests(self) -> Iterator[BatchRequest]:
-        """Return the requests of an iteration, which may be endless.
+        """Return the requests of an iteration, which may be endless; implement it in your class.
 
-        The loader calls it once for each iteration over its batches. A request is a tuple of
+        The loader calls it once for each iteration over its batches, in the main process, and takes the next request
+        when a batch is needed. With workers it takes some requests ahead: ``num_workers * prefetch_factor`` of them. An
+        error that the iterator raises reaches the loop. A request is a tuple of
 
         - the key, an integer as ``pa_data.rng.mix`` returns it, which seeds the random augmentation of the batch;
-        - the indices of the samples of the batch in the dataset, as a list or a tensor;
+        - the indices of the samples of the batch in the dataset, as a list or an int64 tensor;
         - the draws: a number for each sample, which extends the key, so that samples of a batch get different random
           numbers. None takes the indices as these numbers. Pass positions if an index may come twice.
 
@@ -78,6 +83,8 @@ class BatchRequests(Protocol):
             An iterator over the requests, in the order of the batches.
 
         Example:
+            >>> from collections.abc import Iterator
+            >>> from pa_data import BatchRequest
             >>> from pa_data.rng import mix
             >>> class Pairs(list[list[int]]):
             ...     def requests(self) -> Iterator[BatchRequest]:
@@ -88,20 +95,39 @@ class BatchRequests(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return the number of batches, as the length of the loader."""
+        """Return the number of batches of an iteration, which is the length of the loader."""
         ...
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Return the indices of each batch, without keys and draws."""
+        """Return an iterator over the indices of each batch, as lists, without keys and draws."""
         ...
 
 
 class LoadingOptions(TypedDict, total=False):
     """The options of torch's ``DataLoader`` that decide how batches are loaded, with their defaults there.
 
+    A typed dictionary in which every entry may be left out. Use it as the type of options that your own function or
+    class passes to a ``KeyedDataLoader`` or a ``RequestedDataLoader``, as ``**options`` or ``Unpack[LoadingOptions]``.
+
+    Attributes:
+        num_workers: The number of worker processes. 0, the default, loads in the main process.
+        collate_fn: A function that combines a list of samples into a batch. None, the default, uses torch's own.
+        pin_memory: Whether to copy each batch to pinned memory, so that moving it to an accelerator does not block.
+            False by default.
+        timeout: The number of seconds to wait for a worker. 0, the default, waits forever.
+        worker_init_fn: A function that is called in each worker with its number. None by default.
+        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"`` or a context of
+            ``multiprocessing``. None, the default, uses the method of this process.
+        generator: A generator that seeds the workers. By default, None, the loader has its own.
+        prefetch_factor: The number of batches that each worker loads ahead. None, the default, means 2 with workers;
+            without workers it must be None.
+        persistent_workers: Whether to keep the workers for the next iteration. False by default.
+        pin_memory_device: The kind of device for which memory is pinned. The default, an empty string, means the
+            present accelerator.
+
     Example:
+        >>> from pa_data import KeyedDataLoader, LoadingOptions
         >>> options: LoadingOptions = {"num_workers": 1, "prefetch_factor": 4}
-        >>> from pa_data import KeyedDataLoader
         >>> KeyedDataLoader(range(8), batch_size=4, **options).prefetch_factor
         4
     """
@@ -123,26 +149,36 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
     Most users want a ``KeyedDataLoader``, which derives from this class and makes the requests itself. Use this class
     if the choice of batches follows different rules. Since a batch depends only on its request, it is the same with any
-    number of workers, and can be made again after a resume.
+    number of workers, and can be made again after a resume. The loader keeps no position, so save the progress of your
+    requests yourself.
 
     Args:
         dataset: A dataset with samples at integer indices.
-        batches: The requests of the batches.
+        batches: The requests of the batches: an object with ``requests``, ``__len__`` and ``__iter__``.
         worker_key: The seed of the random number generators of workers, unless you pass a ``generator``. The default is
-            0. Samples with keyed augmentation do not depend on it.
-        keyed_augmentation: Whether the global random number generators are seeded for each sample. The default is True.
+            0. Samples with keyed augmentation do not depend on it, so it rarely matters.
+        keyed_augmentation: Whether the global random number generators of Python, NumPy and torch are seeded for each
+            sample, from the key of its request. The default is True. With False the draws are not reproducible, and a
+            dataset with ``__getitems__`` reads all samples of a batch at once.
         whole_batches: Whether batches are read with ``fetch_batch`` of the dataset. By default they are if the dataset
-            supports it and there is no ``collate_fn``. True raises an error if this is impossible.
-        options: The options of torch's ``DataLoader``, see ``LoadingOptions``.
+            supports it and there is no ``collate_fn``. True raises an error if this is impossible, and False reads
+            sample by sample.
+        options: The options of torch's ``DataLoader``, for example ``num_workers``, see ``LoadingOptions``.
 
     Attributes:
         keyed_augmentation: Whether the global random number generators are seeded for each sample.
         whole_batches: Whether batches are read with ``fetch_batch``.
 
     Raises:
-        DataError: ``whole_batches=True`` is impossible for this dataset.
+        DataError: ``whole_batches=True`` is impossible for this dataset. Iterating raises it if the workers cannot
+            start or cannot send a batch.
+        RuntimeError: Raised by an older iterator with ``persistent_workers=True``, if the loader was iterated again or
+            closed.
+        TypeError: There is an option that torch's ``DataLoader`` does not have.
 
     Example:
+        >>> from collections.abc import Iterator
+        >>> from pa_data import BatchRequest, RequestedDataLoader
         >>> from pa_data.rng import mix
         >>> class Pairs(list[list[int]]):
         ...     def requests(self) -> Iterator[BatchRequest]:
@@ -186,16 +222,19 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
     def moved_in_workers(self) -> list[str]:
         """The generators and counters of the dataset or of ``collate_fn`` that have changed in workers, by place.
 
-        A resumed run would not continue them, since its workers begin with new copies of the dataset. Use it to warn
-        about such a dataset. Generators that are seeded for each sample are not included.
+        A list of texts such as ``["dataset.generator"]``; empty without workers, and before the first batch. It grows
+        while workers load their first batches, and later changes are not noticed. A resumed run would not continue
+        these values, since its workers begin with new copies of the dataset. Use it to print a warning after the first
+        epoch, and draw from the global generators instead, which are seeded for each sample and are not included.
         """
         return [] if self._state_in_workers is None else self._state_in_workers.noted()
 
     def close(self) -> None:
         """End persistent workers now, instead of when the loader is deleted.
 
-        Call it to free their memory, for example before an evaluation, or after changing the dataset. The next iterator
-        starts new workers. Without persistent workers it has no effect on later iterators.
+        You call it to free their memory, for example before an evaluation, or after changing the dataset. With
+        persistent workers, older iterators can no longer be used, and raise a ``RuntimeError`` for the next batch. The
+        next iterator starts new workers. Without persistent workers the call has no effect.
 
         Example:
             >>> from pa_data import KeyedDataLoader
@@ -209,7 +248,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
-        """Iterate over the requested batches."""
+        """Return an iterator over the requested batches; a ``for`` loop calls it."""
         return self._iterate(None)
 
     def _iterate(self, epoch: int | None) -> Iterator[Any]:

@@ -33,11 +33,17 @@ __all__ = [
 class Split(Protocol):
     """Describe how the positions of an epoch are divided among the processes, with a global batch in each step.
 
-    In each step each rank takes a contiguous piece of positions, which may be empty, and over the epoch every position
-    is taken exactly once. Without fixed batches, steps take consecutive positions, rank after rank; with fixed batches,
-    whole updates do. ``UpdateSplit``, ``BatchSplit`` and ``EvalSplit`` are splits.
+    A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``. In each step each
+    process takes a contiguous range of positions, which may be empty, and over the epoch every position is taken
+    exactly once. Without fixed batches, steps take consecutive positions, rank after rank; with fixed batches, whole
+    updates do. An update is the group of steps before one ``optimizer.step()``.
+
+    ``UpdateSplit``, ``BatchSplit`` and ``EvalSplit`` are splits, and ``KeyedDataLoader.split`` returns one of them. Use
+    this protocol as the type of an argument that takes any split, or call its methods to find out which samples each
+    process takes.
 
     Example:
+        >>> from pa_data import EvalSplit, Split
         >>> split: Split = EvalSplit(num_samples=10, batch_size=3, num_processes=2)
         >>> [[split.piece(step, rank) for rank in range(2)] for step in range(len(split))]
         [[range(0, 3), range(3, 6)], [range(6, 8), range(8, 10)]]
@@ -45,47 +51,71 @@ class Split(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """The number of samples of the whole epoch."""
+        """The number of samples of the whole epoch over all processes, from its first sample on, an integer.
+
+        It does not depend on ``start``, and includes samples that ``drop_last`` leaves out.
+        """
         ...
 
     @property
     def batch_size(self) -> int:
-        """The number of samples that a process takes in a full step, or the mean if the order makes the batches."""
+        """The number of samples that a process takes in a full step, an integer of at least 1.
+
+        If the order makes batches of different sizes, it is their rounded mean.
+        """
         ...
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that share each step."""
+        """The number of processes that share each step, an integer of at least 1. Ranks count from 0 to one less."""
         ...
 
     @property
     def drop_last(self) -> bool:
-        """Whether samples at the end of the epoch that do not fill an update are left out."""
+        """Whether samples at the end of the epoch that do not fill an update or a global batch are left out."""
         ...
 
     @property
     def fixed_batches(self) -> bool:
-        """Whether updates are cut into numbered micro-batches, which are the same on any number of processes."""
+        """Whether updates are cut into numbered micro-batches, which are the same on any number of processes.
+
+        A micro-batch is the batch of one process in one step. If False, ``micro_batches`` returns no numbers.
+        """
         ...
 
     @property
     def start(self) -> int:
-        """The number of samples of this epoch that were trained on before; step 0 begins there."""
+        """The number of samples of this epoch that all processes together took before; step 0 begins there.
+
+        It is 0 for a whole epoch, and the saved position in a resumed epoch.
+        """
         ...
 
     @property
     def steps_per_update(self) -> int:
-        """The number of steps of an update, or 1 for a split without updates."""
+        """The number of steps of a full update, an integer: 1 if each step is an update.
+
+        It is the number of batches whose gradients a loop accumulates. The last update of an epoch may have fewer
+        steps.
+        """
         ...
 
     @property
     def steps_before(self) -> int:
-        """The number of steps before ``start``, in steps of this split."""
+        """The number of steps of the epoch before ``start``, an integer, as this split would have divided them.
+
+        It is 0 if ``start`` is 0. Add it to a step to get the step number within the whole epoch, for example for a
+        progress bar.
+        """
         ...
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` consecutive samples."""
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` consecutive samples.
+
+        These steps come first, so a loader can read the indices of several of them at once. The number is 0 if the
+        sizes vary.
+        """
         ...
 
     def __len__(self) -> int:
@@ -95,8 +125,10 @@ class Split(Protocol):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        You call it to weight the loss of a step, or to count samples. The number is at least 1.
+
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
             The number of samples.
@@ -105,6 +137,7 @@ class Split(Protocol):
             IndexError: There is no such step.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).size(1)
             4
         """
@@ -113,20 +146,22 @@ class Split(Protocol):
     def piece(self, step: int, rank: int) -> range:
         """Return the positions of the epoch that a process takes in a step.
 
-        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``;
-        ``EpochOrder.indices`` translates positions to samples.
+        You call it to find out which samples form a batch. A position is the place of a sample in the order of the
+        epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices. A loader
+        skips a step in which the range of its process is empty.
 
         Args:
-            step: The number of the step, counted from ``start``.
-            rank: The rank of the process.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
-            Consecutive positions. The range may be empty.
+            Consecutive positions, counted from the beginning of the epoch. The range may be empty.
 
         Raises:
             IndexError: There is no such step or rank.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).piece(0, rank=1)
             range(3, 6)
         """
@@ -135,16 +170,20 @@ class Split(Protocol):
     def update(self, step: int) -> range:
         """Return the positions of the update that contains a step.
 
+        You call it to weight the loss of a step, which counts ``split.size(step) / len(split.update(step))`` in the
+        mean over the update. A position is the place of a sample in the order of the epoch.
+
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
-            The positions of all processes in all steps of the update.
+            The positions of all processes in all steps of the update, at least one.
 
         Raises:
             IndexError: There is no such step.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(num_samples=40, samples_per_update=20, max_batch_size=5, num_processes=2)
             >>> split.update(0), split.update(1), split.update(2)
             (range(0, 20), range(0, 20), range(20, 40))
@@ -154,18 +193,23 @@ class Split(Protocol):
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
         """Return the numbers of the micro-batches of a process in the update of a step, and how many the update has.
 
+        With fixed batches, an update is cut into numbered micro-batches in the same way on any number of processes, and
+        each process takes consecutive numbers, one in each step. You call it to add up gradients in the order of these
+        numbers, so that the sum is the same on any number of processes.
+
         Args:
-            step: The number of the step, counted from ``start``.
-            rank: The rank of the process.
+            step: The number of any step of the update, counted from ``start``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
-            The numbers of the micro-batches of this process, and the number of all; an empty range and 0 without fixed
-            batches.
+            The numbers of the micro-batches of this process, and the number of micro-batches of the whole update; an
+            empty range and 0 without fixed batches.
 
         Raises:
             IndexError: There is no such step or rank.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(40, 20, max_batch_size=5, num_processes=2, fixed_batches=True)
             >>> split.micro_batches(0, rank=1)
             (range(2, 4), 4)
@@ -175,13 +219,17 @@ class Split(Protocol):
     def resume_point(self, position: int) -> int:
         """Return the largest position up to the given position that may be the ``start`` of such a split.
 
+        You call it before you save or use a position, because with fixed batches a run can only resume between two
+        updates or two batches. It does not depend on ``start`` of this split.
+
         Args:
-            position: A position of the epoch.
+            position: A position of the epoch, from 0 to ``num_samples``.
 
         Returns:
-            The position at which a resumed run can begin.
+            The position at which a resumed run can begin, at most ``position``.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(40, 20, max_batch_size=5, num_processes=2, fixed_batches=True)
             >>> split.resume_point(27)
             20
@@ -193,12 +241,15 @@ class Split(Protocol):
 class UpdateSplit:
     """Divide a training epoch into updates of the same number of samples on any number of processes.
 
-    Use it to keep the effective batch size when the number of GPUs changes. An update takes as few steps as its samples
-    need, of nearly equal size; the last update of an epoch may have fewer samples and steps. Each step is divided into
-    contiguous pieces, the larger pieces first. A step with ``t`` samples, fewer than the processes have room for, goes
-    to ``min(num_processes, max(1, t // 2))`` processes, and the others get an empty piece: so no process gets exactly
-    one sample, for which batch normalisation raises an error, unless ``t`` or the batch size is 1. With a batch size of
-    2, a piece may have 3 samples.
+    Use it to keep the effective batch size, the number of samples of one ``optimizer.step()``, when the number of GPUs
+    changes. ``KeyedDataLoader`` makes it for training; create it yourself in your own loader. If the order makes the
+    batches, use ``BatchSplit``; for an evaluation, use ``EvalSplit``.
+
+    An update takes as few steps as its samples need, of nearly equal size; the last update of an epoch may have fewer
+    samples and steps. Each step is divided into contiguous ranges of positions, the larger ranges first. A step with
+    ``t`` samples, fewer than the processes have room for, goes to ``min(num_processes, max(1, t // 2))`` processes, and
+    the others get an empty range. So no process gets exactly one sample, for which batch normalization raises an error,
+    unless ``t`` or the batch size is 1. With a batch size of 2, a range may have 3 samples.
 
     With ``fixed_batches``, positions alone decide how an update is cut into micro-batches: as few as possible, of at
     most ``max_batch_size`` samples and nearly equal size, the larger micro-batches first. Each process takes a
@@ -206,27 +257,31 @@ class UpdateSplit:
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
-        samples_per_update: The number of samples of an update.
+        samples_per_update: The number of samples of an update, over all processes and steps.
         max_batch_size: The largest number of samples of a process in a step.
         num_processes: The number of processes that share each step.
-        drop_last: Whether to leave out the samples that do not fill an update. The default is False. If an update is a
-            single step, they are counted from ``start``, so that no step is smaller; otherwise from the beginning of
-            the epoch.
+        drop_last: Whether to leave out the samples that do not fill an update. The default is False, so that every
+            sample is used. If an update is a single step, they are counted from ``start``, so that no step is smaller;
+            otherwise from the beginning of the epoch.
         start: The number of samples of this epoch that were trained on before. The default is 0. It need not be a
             multiple of ``samples_per_update`` unless batches are fixed, so that a run can continue with a different
             split.
-        max_batch_sizes: The largest number of samples of each process in a step, if their devices differ: steps are
-            then divided in proportion. The default, empty, means ``max_batch_size`` on each.
+        max_batch_sizes: The largest number of samples of each process in a step, by rank, if their devices differ;
+            steps are then divided in proportion. The default, empty, means ``max_batch_size`` on each.
         fixed_batches: Whether micro-batches are the same on any number of processes. The default is False, which
             divides steps more evenly.
-        steps_per_update: The number of steps of an update.
-        batch_size: The number of samples of a process in a step of an update, rounded up.
-        num_full_steps: The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples.
+        steps_per_update: The number of steps of a full update. It is computed, not passed.
+        batch_size: The number of samples of a process in a step of a full update, rounded up. It is computed, not
+            passed.
+        num_full_steps: The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples. It
+            is computed, not passed.
 
     Raises:
-        DataError: A number is out of its range, or ``start`` is within an update with fixed batches.
+        DataError: A number is out of its range, ``max_batch_sizes`` does not have a number for each process, or
+            ``start`` is within an update with fixed batches.
 
     Example:
+        >>> from pa_data import UpdateSplit
         >>> split = UpdateSplit(num_samples=30, samples_per_update=20, max_batch_size=4, num_processes=3)
         >>> split.steps_per_update, [split.size(step) for step in range(len(split))]
         (2, [10, 10, 10])
@@ -298,7 +353,11 @@ class UpdateSplit:
 
     @property
     def steps_before(self) -> int:
-        """The number of steps before ``start``, in steps of this split."""
+        """The number of steps of the epoch before ``start``, an integer, as this split would have divided them.
+
+        It is 0 if ``start`` is 0. Add it to a step to get the step number within the whole epoch, for example for a
+        progress bar. For 25 samples in updates of 10 on 2 processes with 5 samples each, it is 1 with ``start=10``.
+        """
         updates, rest = divmod(self.start, self.samples_per_update)
         return updates * self.steps_per_update + self._steps_for(rest)
 
@@ -321,8 +380,11 @@ class UpdateSplit:
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        You call it to weight the loss of a step, or to count samples. The number is at least 1, and less than in other
+        steps at the end of an update or of the epoch.
+
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
             The number of samples.
@@ -331,6 +393,7 @@ class UpdateSplit:
             IndexError: There is no such step.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
             >>> [split.size(step) for step in range(len(split))]
             [10, 10, 5]
@@ -342,17 +405,23 @@ class UpdateSplit:
     def piece(self, step: int, rank: int) -> range:
         """Return the positions of the epoch that a process takes in a step.
 
+        You call it to find out which samples form a batch. A position is the place of a sample in the order of the
+        epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices. A loader
+        skips a step in which the range of its process is empty.
+
         Args:
-            step: The number of the step, counted from ``start``.
-            rank: The rank of the process.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
-            Consecutive positions; empty for some ranks in a step with few samples.
+            Consecutive positions, counted from the beginning of the epoch; empty for the last ranks in a step with few
+            samples.
 
         Raises:
             IndexError: There is no such step or rank.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(num_samples=25, samples_per_update=10, max_batch_size=5, num_processes=2)
             >>> split.piece(2, rank=0), split.piece(2, rank=1)
             (range(20, 23), range(23, 25))
@@ -373,19 +442,21 @@ class UpdateSplit:
     def update(self, step: int) -> range:
         """Return the positions of the update that contains a step.
 
-        Use it to weight the loss of a step: it counts ``split.size(step) / len(split.update(step))`` in the mean. A
-        position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+        You call it to weight the loss of a step, which counts ``split.size(step) / len(split.update(step))`` in the
+        mean over the update. A position is the place of a sample in the order of the epoch, from 0 to ``num_samples -
+        1``.
 
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
-            The positions of all processes in all steps of the update.
+            The positions of all processes in all steps of the update, at least one.
 
         Raises:
             IndexError: There is no such step.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(num_samples=25, samples_per_update=20, max_batch_size=5, num_processes=2)
             >>> split.steps_per_update, [split.update(step) for step in range(len(split))]
             (2, [range(0, 20), range(0, 20), range(20, 25)])
@@ -403,18 +474,23 @@ class UpdateSplit:
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
         """Return the numbers of the micro-batches of a process in the update of a step, and how many the update has.
 
+        With ``fixed_batches``, an update is cut into numbered micro-batches in the same way on any number of processes,
+        and each process takes consecutive numbers, one in each step. You call it to add up gradients in the order of
+        these numbers, so that the sum is the same on any number of processes.
+
         Args:
-            step: The number of the step, counted from ``start``.
-            rank: The rank of the process.
+            step: The number of any step of the update, counted from ``start``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
-            The numbers of the micro-batches of this process, and the number of all; an empty range and 0 without fixed
-            batches.
+            The numbers of the micro-batches of this process, and the number of micro-batches of the whole update; an
+            empty range and 0 without fixed batches.
 
         Raises:
             IndexError: There is no such step or rank.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(30, 20, max_batch_size=4, num_processes=2, fixed_batches=True)
             >>> split.micro_batches(0, rank=0), split.micro_batches(0, rank=1)
             ((range(0, 3), 5), (range(3, 5), 5))
@@ -426,13 +502,17 @@ class UpdateSplit:
     def resume_point(self, position: int) -> int:
         """Return the largest position up to the given position that may be the ``start`` of such a split.
 
+        You call it before you save or use a position, because with ``fixed_batches`` a run can only resume between two
+        updates. Without them, it can resume anywhere.
+
         Args:
-            position: A position of the epoch.
+            position: A position of the epoch, from 0 to ``num_samples``.
 
         Returns:
             The position itself or, with fixed batches, the beginning of its update.
 
         Example:
+            >>> from pa_data import UpdateSplit
             >>> split = UpdateSplit(30, 20, max_batch_size=4, num_processes=2, fixed_batches=True)
             >>> split.resume_point(27)
             20
@@ -450,18 +530,22 @@ class _WithoutUpdates:
     def update(self: Split, step: int) -> range:
         """Return the positions that all processes take in a step, since each step is an update.
 
-        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+        You call it where code handles any split, for example to weight the loss of a step by ``split.size(step) /
+        len(split.update(step))``, which is 1 here. A position is the place of a sample in the order of the epoch, from
+        0 to ``num_samples - 1``.
 
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
-            Consecutive positions, the pieces of all ranks one after the other.
+            Consecutive positions: the ranges of all processes, rank after rank.
 
         Raises:
             IndexError: There is no such step.
 
         Example:
+            >>> import torch
+            >>> from pa_data import BatchSplit, EvalSplit
             >>> split = EvalSplit(num_samples=10, batch_size=3, num_processes=2)
             >>> split.update(1), split.piece(1, rank=0), split.piece(1, rank=1)
             (range(6, 10), range(6, 8), range(8, 10))
@@ -474,14 +558,18 @@ class _WithoutUpdates:
     def micro_batches(self, step: int, rank: int) -> tuple[range, int]:
         """Return an empty range and 0, since micro-batches have no numbers in this split.
 
+        You call it where code handles any split. Only an ``UpdateSplit`` with ``fixed_batches`` numbers the
+        micro-batches of an update.
+
         Args:
-            step: The number of the step.
-            rank: The rank of the process.
+            step: The step number. It is not checked.
+            rank: The rank of the process. It is not checked.
 
         Returns:
             An empty range and 0.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=10, batch_size=3, num_processes=2).micro_batches(0, rank=0)
             (range(0, 0), 0)
         """
@@ -492,23 +580,29 @@ class _WithoutUpdates:
 class EvalSplit(_WithoutUpdates):
     """Divide an evaluation among processes, with every sample once and every process in every step.
 
+    Use it for an evaluation on several processes; ``KeyedDataLoader`` with ``split="eval"`` makes it.
     ``DistributedSampler`` repeats samples to fill the last step, which changes metrics. This split does not, and yet no
-    process has fewer steps than the others, so that collectives in each step are safe. Each step is cut into contiguous
-    pieces of nearly equal size, so results that are gathered rank after rank are in the order of the dataset.
+    process has fewer steps than the others, so that collective operations in each step are safe. Each step is cut into
+    contiguous ranges of nearly equal size, so results that are gathered rank after rank are in the order of the
+    dataset.
 
     Full global batches come first. If the rest has fewer samples than there are processes, it borrows samples from the
-    step before. With a batch size of 1, the rest joins the step before, and some pieces have 2 samples.
+    step before. With a batch size of 1, the rest joins the step before, and some processes then take 2 samples.
 
     Attributes:
         num_samples: The number of samples of the whole evaluation, at least one for each process.
         batch_size: The number of samples of a process in a full step.
         num_processes: The number of processes that share each step.
-        drop_last: Whether to leave out the rest. The default is False.
+        drop_last: Whether to leave out the samples that do not fill a global batch. The default is False, so that
+            metrics count every sample.
+        steps_per_update: Always 1, since an evaluation makes no updates.
+        fixed_batches: Always False.
 
     Raises:
         DataError: A number is out of its range, or there are fewer samples than processes.
 
     Example:
+        >>> from pa_data import EvalSplit
         >>> split = EvalSplit(num_samples=17, batch_size=4, num_processes=2)
         >>> [split.size(step) for step in range(len(split))]
         [8, 7, 2]
@@ -564,7 +658,10 @@ class EvalSplit(_WithoutUpdates):
 
     @property
     def num_full_steps(self) -> int:
-        """The number of steps, from the first on, in which each process takes ``batch_size`` samples."""
+        """The number of steps, from the first on, in which each process takes ``batch_size`` samples, an integer.
+
+        For 17 samples on 2 processes with 4 samples each it is 1, since the second step lends a sample to the last.
+        """
         if self._remainder == 0:
             return self._num_steps
         return self._num_steps - (2 if self._borrowed > 0 else 1)
@@ -572,8 +669,10 @@ class EvalSplit(_WithoutUpdates):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        You call it to weight the result of a step in a mean. The number is at least ``num_processes``.
+
         Args:
-            step: The number of the step.
+            step: The step number, from 0 to ``len(split) - 1``.
 
         Returns:
             The number of samples.
@@ -582,6 +681,7 @@ class EvalSplit(_WithoutUpdates):
             IndexError: There is no such step.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).size(1)
             7
         """
@@ -591,9 +691,12 @@ class EvalSplit(_WithoutUpdates):
     def piece(self, step: int, rank: int) -> range:
         """Return the positions that a process takes in a step.
 
+        You call it to find out which samples form a batch. A position is the place of a sample in the order of the
+        evaluation, which is its index in the dataset unless the loader shuffles.
+
         Args:
-            step: The number of the step.
-            rank: The rank of the process.
+            step: The step number, from 0 to ``len(split) - 1``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
             Consecutive positions, at least one.
@@ -602,6 +705,7 @@ class EvalSplit(_WithoutUpdates):
             IndexError: There is no such step or rank.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).piece(2, rank=1)
             range(16, 17)
         """
@@ -614,24 +718,33 @@ class EvalSplit(_WithoutUpdates):
 
     @property
     def start(self) -> int:
-        """Always 0: an evaluation begins at its first sample."""
+        """Always 0, because an evaluation begins at its first sample and does not resume in the middle.
+
+        In other splits it is the number of samples that were taken before step 0.
+        """
         return 0
 
     @property
     def steps_before(self) -> int:
-        """Always 0: an evaluation begins at its first sample."""
+        """Always 0, because an evaluation begins at its first sample.
+
+        In other splits it is the number of steps before ``start``.
+        """
         return 0
 
     def resume_point(self, position: int) -> int:
-        """Return 0, since an evaluation always begins at its first sample.
+        """Return 0, because an interrupted evaluation always begins again at its first sample.
+
+        You call it where code handles any split, before you save a position.
 
         Args:
-            position: A position of the evaluation.
+            position: A position of the evaluation. It has no effect.
 
         Returns:
             0.
 
         Example:
+            >>> from pa_data import EvalSplit
             >>> EvalSplit(num_samples=17, batch_size=4, num_processes=2).resume_point(8)
             0
         """
@@ -640,22 +753,28 @@ class EvalSplit(_WithoutUpdates):
 
 @dataclass(frozen=True, eq=False)
 class BatchSplit(_WithoutUpdates):
-    """Divide a training epoch whose order makes the batches: in each step, each process takes the next batch.
+    """Divide an epoch whose batches are already decided: in each step, each process takes the next batch.
 
-    Orders such as ``TokenBudget`` decide the batches, regardless of the number of processes. If the last step has fewer
-    batches than there are processes, the first ranks take them, and the others get an empty piece.
+    Use it for orders such as ``TokenBudget``, which decide the batches regardless of the number of processes;
+    ``KeyedDataLoader`` then makes it. To cut an epoch into batches of a given size, use ``UpdateSplit``. If the last
+    step has fewer batches than there are processes, the first ranks take them, and the others get an empty range.
 
     Attributes:
-        batch_ends: The positions after the last sample of each batch of the whole epoch, increasing, as int64 on the
-            CPU; see ``EpochOrder.batch_ends``.
+        batch_ends: The positions after the last sample of each batch of the whole epoch, increasing, as an int64 tensor
+            of one dimension on the CPU; see ``EpochOrder.batch_ends``. ``[2, 7, 9]`` means batches of 2, 5 and 2
+            samples.
         num_processes: The number of processes that share each step.
         start: The number of samples of this epoch that were trained on before: 0, the default, or an element of
             ``batch_ends``.
+        steps_per_update: Always 1, since each step is an update.
+        fixed_batches: Always False, since the batches have no numbers within an update.
 
     Raises:
         DataError: There is no process, or ``start`` is within a batch.
 
     Example:
+        >>> import torch
+        >>> from pa_data import BatchSplit
         >>> split = BatchSplit(torch.tensor([2, 7, 9]), num_processes=2)
         >>> [split.size(step) for step in range(len(split))]
         [7, 2]
@@ -685,19 +804,27 @@ class BatchSplit(_WithoutUpdates):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps before ``start``, in steps of this number of processes."""
+        """The number of steps of the epoch before ``start``, an integer, as this number of processes would take them.
+
+        It is the number of batches before ``start`` divided by ``num_processes``, rounded up; 0 if ``start`` is 0. Add
+        it to a step to get the step number within the whole epoch.
+        """
         return -(-self._first // self.num_processes)
 
     def resume_point(self, position: int) -> int:
         """Return the largest position up to the given position at which a batch ends, or 0.
 
+        You call it before you save or use a position, because a run can only resume between two batches.
+
         Args:
-            position: A position of the epoch.
+            position: A position of the epoch, from 0 to ``num_samples``.
 
         Returns:
-            The position at which a resumed run can begin.
+            The position at which a resumed run can begin, at most ``position``.
 
         Example:
+            >>> import torch
+            >>> from pa_data import BatchSplit
             >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).resume_point(8)
             7
         """
@@ -709,22 +836,34 @@ class BatchSplit(_WithoutUpdates):
 
     @property
     def num_samples(self) -> int:
-        """The number of samples of the whole epoch."""
+        """The number of samples of the whole epoch over all processes, which is the last element of ``batch_ends``.
+
+        It is an integer, and 0 without batches.
+        """
         return self._end(len(self.batch_ends))
 
     @property
     def batch_size(self) -> int:
-        """The mean number of samples in a batch, rounded."""
+        """The mean number of samples in a batch, rounded to an integer of at least 1.
+
+        Batches have different sizes, so use it only as an estimate: 3 for batches of 2, 5 and 2 samples.
+        """
         return max(1, round(self.num_samples / max(1, len(self.batch_ends))))
 
     @property
     def drop_last(self) -> bool:
-        """Always False: no batch is left out."""
+        """Always False, because no batch is left out.
+
+        In other splits it is True if samples that do not fill an update or a global batch are left out.
+        """
         return False
 
     @property
     def num_full_steps(self) -> int:
-        """Always 0: the sizes of batches vary."""
+        """Always 0, because the sizes of batches vary.
+
+        In other splits it is the number of first steps in which each process takes ``batch_size`` samples.
+        """
         return 0
 
     @cached_property
@@ -738,8 +877,11 @@ class BatchSplit(_WithoutUpdates):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
+        You call it to weight the loss of a step, or to count samples. It differs from step to step, since the sizes of
+        batches do.
+
         Args:
-            step: The number of the step, counted from ``start``.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
 
         Returns:
             The number of samples.
@@ -748,6 +890,8 @@ class BatchSplit(_WithoutUpdates):
             IndexError: There is no such step.
 
         Example:
+            >>> import torch
+            >>> from pa_data import BatchSplit
             >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).size(0)
             7
         """
@@ -758,19 +902,23 @@ class BatchSplit(_WithoutUpdates):
     def piece(self, step: int, rank: int) -> range:
         """Return the positions of the batch that a process takes in a step.
 
-        A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``.
+        You call it to find out which samples form a batch. A position is the place of a sample in the order of the
+        epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices.
 
         Args:
-            step: The number of the step, counted from ``start``.
-            rank: The rank of the process.
+            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
-            Consecutive positions; empty for some ranks in the last step.
+            Consecutive positions, counted from the beginning of the epoch; empty for the last ranks in a last step with
+            fewer batches than processes.
 
         Raises:
             IndexError: There is no such step or rank.
 
         Example:
+            >>> import torch
+            >>> from pa_data import BatchSplit
             >>> BatchSplit(torch.tensor([2, 7, 9]), num_processes=2).piece(0, rank=1)
             range(2, 7)
         """
