@@ -25,33 +25,46 @@ from pa_core.errors import CheckpointError, ConfigurationError
 class SaveBestModelCallback(TrainerCallback):
     """Save the model whenever a metric improves, and load the best model when the run ends.
 
-    Use it to train for longer than needed and still get the best model. The metric is judged at the end of each epoch
-    with an evaluation. A metric of the evaluations within the epochs, whose name begins with ``intermediate_``, is also
-    judged at the end of each such evaluation. Besides the weights, the file holds the name of the metric
-    (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A value that is NaN is never the
-    best.
+    Use it to train for longer than needed and still get the best model. It does not end the run early; add
+    ``EarlyStoppingCallback`` of ``pa_callbacks_extra`` for that. To resume an interrupted run, use
+    ``SaveTrainingStateCallback``, whose states contain the best value of this callback.
+
+    The metric is judged at the end of each epoch with an evaluation. A metric of the evaluations within the epochs,
+    whose name begins with ``intermediate_``, is also judged at the end of each such evaluation. Besides the weights,
+    the file holds the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``).
+    Load it with ``trainer.load_checkpoint``. A value that is NaN is never the best. If every value is NaN, no file is
+    written, and the model keeps the weights of the last update.
 
     Args:
-        save_path: The file; it should end in ``.pt``. It is replaced at each improvement.
-        watch_metric: The name of the metric in the run history.
+        save_path: The file; it should end in ``.pt``. It is replaced at each improvement. A relative path, such as the
+            default ``best_model.pt``, is in the working directory at the start of the run. Missing folders are created.
+        watch_metric: The name of the metric in the run history. The default, ``eval_loss_epoch``, is the mean loss of
+            the evaluation after an epoch, and needs an ``eval_dataset``.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the name of the metric suggests the opposite, for example "accuracy", a warning is shown.
-        reset_on_train: Whether each training run starts without a best value, which is the default. If False, a run has
-            to improve on the previous runs of the trainer, and the best model of all of them is loaded at its end. A
-            run that continues from a training state always keeps the best value of that state.
-        save_optimizer: Whether the file contains the state of the optimizer. The default, False, keeps the file small.
-        save_scheduler: Whether the file also contains the state of a scheduler.
+        reset_on_train: Whether each training run starts without a best value. The default, True, judges each run by
+            itself. If False, a run has to improve on the previous runs of the trainer, and the best model of all of
+            them is loaded at its end. A run that continues from a training state always keeps the best value of that
+            state.
+        save_optimizer: Whether the file contains the state of the optimizer. The default, True, lets you continue the
+            training from the best model. Pass False for a smaller file: Adam's state is twice as large as the weights.
+        save_scheduler: Whether the file contains the state of the scheduler, if there is a scheduler. The default,
+            True, belongs to the default of ``save_optimizer``.
         load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the states of the optimizer
-            and the scheduler, if they were saved. If False, the model keeps the weights of the last update.
+            and the scheduler, if they were saved. This is the default, so that you can evaluate the best model right
+            after ``train()``. If False, the model keeps the weights of the last update.
         trainable_only: Whether the file leaves out the parameters that are frozen, for example the base model of an
-            adapter. Frozen parameters must stay frozen throughout the run.
+            adapter. Frozen parameters must stay frozen throughout the run. The default, False, saves all parameters.
 
     Attributes:
-        best: The best value and its epoch.
+        best: A ``BestMetric``: ``best.value`` is the best value so far, None before the first, and ``best.epoch`` the
+            number of its epoch. Training states contain both.
+        path: The file of the best model, as a path.
 
     Raises:
-        ConfigurationError: With ``trainable_only``, parameters were frozen or unfrozen during the run: the file would
-            not contain all trained parameters.
+        ConfigurationError: When a run starts: no evaluation of the run records the metric. During the run, with
+            ``trainable_only``: parameters were frozen or unfrozen, so the file would not contain all trained
+            parameters.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
         CheckpointError: When a run starts: the file cannot be written. At its end: the file to load is not the file
             that this callback saved.
@@ -67,6 +80,8 @@ class SaveBestModelCallback(TrainerCallback):
         ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save_best])
         ...     trainer.train(samples, num_epochs=3, eval_dataset=samples)
         ...     torch.load(f"{folder}/best.pt", weights_only=True)["best_epoch"]
+        3
+        >>> save_best.best.epoch
         3
     """
 
@@ -98,7 +113,17 @@ class SaveBestModelCallback(TrainerCallback):
 
     @property
     def path(self) -> Path:
-        """The file of the best model; a relative ``save_path`` is in the working directory at the start of the run."""
+        """The file of the best model, as a ``pathlib.Path``.
+
+        A relative ``save_path`` is joined to the working directory at the start of the last training run, so a script
+        that changes its directory still finds the file. Before the first run, it is ``save_path`` itself. The file
+        exists only after the first improvement.
+
+        Example:
+            >>> from pa_core import SaveBestModelCallback
+            >>> SaveBestModelCallback("best.pt").path.name
+            'best.pt'
+        """
         return self._started_in / self.save_path
 
     @override
@@ -173,13 +198,35 @@ class SaveBestModelCallback(TrainerCallback):
             self.load_best(trainer)
 
     def save_best(self, trainer: AnyTrainer) -> None:
-        """Write the file; override this to save other values or in another format.
+        """Write the model to ``path``; override it to save other values or in another format.
 
-        Called on every process at each improvement, after ``best`` was updated. An override need not call ``super()``;
-        then override ``load_best`` too, which expects a file of ``save_checkpoint`` with the values of ``best``.
+        The callback calls it on every process at each improvement, after ``best`` was updated, so you need not call it
+        yourself. This implementation calls ``trainer.save_checkpoint``, in which only the first process writes. An
+        override need not call ``super()``, but must also let only one process write. Override ``load_best`` too, or
+        pass ``load_saved_checkpoint=False``: ``load_best`` expects a file of ``save_checkpoint`` with the values of
+        ``best``.
 
         Args:
-            trainer: The trainer.
+            trainer: The trainer whose model is saved.
+
+        Raises:
+            OSError: The file cannot be written, for example because the disk is full.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import AnyTrainer, SaveBestModelCallback, Trainer
+            >>> class SaveSafetensors(SaveBestModelCallback):
+            ...     def save_best(self, trainer: AnyTrainer) -> None:
+            ...         trainer.save_model(self.path)  # a folder; the first process writes
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save = SaveSafetensors(f"{folder}/best", load_saved_checkpoint=False)
+            ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save])
+            ...     trainer.train(samples, num_epochs=1, eval_dataset=samples)
+            ...     sorted(file.name for file in save.path.iterdir())
+            ['model.safetensors']
         """
         trainer.save_checkpoint(
             self.path,
@@ -190,15 +237,30 @@ class SaveBestModelCallback(TrainerCallback):
         )
 
     def load_best(self, trainer: AnyTrainer) -> None:
-        """Load the file that ``save_best`` wrote.
+        """Load the file that ``save_best`` wrote into the model of the trainer.
 
-        Called on every process at the end of the run, if ``load_saved_checkpoint`` is True and a model was saved.
+        The callback calls it on every process at the end of the run, if ``load_saved_checkpoint`` is True and a model
+        was saved, so you need not call it yourself. With ``load_saved_checkpoint=False``, call it on every process
+        after ``train()`` when you want the best model. Override it together with ``save_best``.
 
         Args:
-            trainer: The trainer, whose model, and optimizer and scheduler if they were saved, are changed.
+            trainer: The trainer. The weights of its model are replaced, and so are the states of the optimizer and the
+                scheduler if they were saved.
 
         Raises:
             CheckpointError: The file is missing, or another run has replaced it. The model is not changed then.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import SaveBestModelCallback, Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save_best = SaveBestModelCallback(f"{folder}/best.pt", load_saved_checkpoint=False)
+            ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save_best])
+            ...     trainer.train(samples, num_epochs=2, eval_dataset=samples)
+            ...     save_best.load_best(trainer)
         """
         expected = self._what_identifies_the_best()
         # On the meta device, no weight is read.
@@ -214,12 +276,23 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its epoch, for a training state."""
+        """Return the best value and its epoch, for a training state.
+
+        The trainer calls it when it captures a training state, so you need not call it yourself. The file of the best
+        model is not part of the state.
+
+        Returns:
+            A dictionary with the keys "value" (a float, or None before the first value) and "epoch" (an integer or
+            None).
+        """
         return self.best.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best value of a resumed run, so that only a better model replaces the file.
+
+        The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
+        it yourself.
 
         Args:
             state_dict: The result of ``state_dict``.

@@ -29,20 +29,24 @@ from pa_core.user_warnings import print_once
 class PrintProgressCallback(TrainerCallback):
     """Print a message at the start and the end of a run, and a row for each epoch.
 
-    It is a default callback. Only the first process prints. The message at the start contains the length of the run and
-    the number of trained parameters, and names parameters that are neither frozen nor in an optimizer, for example a
-    head that you forgot. It names the places where callbacks write, from their attributes ``save_dir``, ``save_path``
-    and ``upload_to``, and mentions if no callback ends the run when a loss is NaN. If layers are frozen or unfrozen
-    between epochs, a line names the layers that are trained from then on.
+    It is a default callback. Name it in ``callbacks=[...]`` to pass ``greater_is_better``, or if your list replaces the
+    default callbacks. ``ProgressBarCallback`` shows the progress within an epoch. Only the first process of the run
+    prints, to standard output. Nothing is kept in training states.
 
-    The row contains the losses of the epoch, the learning rate at its end (the highest of the parameter groups, before
-    a scheduler that steps each epoch is stepped; the rates of other optimizers are on a separate line), samples per
-    second of the training, and the time that it took with its evaluation. ``LogMetricsCallback`` adds the metrics. A
-    value is marked with ``*`` if it is better than in all previous epochs, including the epochs before a resume, unless
-    ``train`` is in its name. Values that do not fit into 80 columns follow on indented lines; of more than eight
-    metrics, those that callbacks judge by come first, and a line counts the others, which are in the table at the end.
-    An evaluation within an epoch has its own row, whose first cell is the number of epochs trained by then: ``1.50``,
-    or ``@200`` after the 200th update of a stream without an end.
+    The message at the start contains the length of the run and the number of trained parameters, and names parameters
+    that are neither frozen nor in an optimizer, for example a head that you forgot. It names the places where callbacks
+    write, from their attributes ``save_dir``, ``save_path`` and ``upload_to``, and mentions if no callback ends the run
+    when a loss is NaN. If layers are frozen or unfrozen between epochs, a line names the layers that are trained from
+    then on.
+
+    The row contains the losses of the epoch, the learning rate at its end, samples per second of the training, and the
+    time that the epoch took with its evaluation. The learning rate is the highest of the parameter groups, before a
+    scheduler that steps each epoch is stepped; the rates of other optimizers are on a separate line.
+    ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` if it is better than in all previous epochs,
+    including the epochs before a resume, unless ``train`` is in its name. Values that do not fit into 80 columns follow
+    on indented lines; of more than eight metrics, those that callbacks judge by come first, and a line counts the
+    others, which are in the table at the end. An evaluation within an epoch has its own row, whose first cell is the
+    number of epochs trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
 
     A training run ends with a table: the last value, the best value and the epoch of the best value of each metric. If
     a callback, for example ``SaveBestModelCallback``, judges by a metric, it decides which values are better. Otherwise
@@ -51,8 +55,12 @@ class PrintProgressCallback(TrainerCallback):
     first update of the run, in which workers start and a model may be compiled.
 
     Args:
-        greater_is_better: For metrics by name, whether a higher value is better. It overrides the callbacks and the
-            names.
+        greater_is_better: For metrics by their full names, for example ``{"eval_bleu": True}``, whether a higher value
+            is better. It overrides the callbacks and the names. The default, an empty mapping, leaves the decision to
+            them.
+
+    Attributes:
+        greater_is_better: As given.
 
     Example:
         >>> import torch

@@ -28,19 +28,27 @@ _BATCHES_TO_WARM_UP = 2
 class ProgressBarCallback(TrainerCallback):
     """Show the progress of the run and of each epoch: mean loss so far, learning rate, samples per second.
 
-    It is a default callback. On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: for the
-    run, if it has several epochs, and for the epoch. Elsewhere, for example in a Slurm job, it writes a line to
-    standard output every 30 seconds of an epoch.
+    It is a default callback. Name it in ``callbacks=[...]`` if your list replaces the default callbacks. To leave it
+    out, pass ``get_default_callbacks(progress_bar=False)``. It has no arguments and no state.
 
-    If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end. Otherwise the bar of each epoch
-    stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard output. Only
-    the first process of each machine shows anything. The bar shows the loss of this process, and reading it never
-    blocks an accelerator.
+    On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: for the run, if it has several
+    epochs, and for the epoch. Elsewhere, for example in a Slurm job, it writes a line to standard output every 30
+    seconds of an epoch. Evaluations and predictions are shown too.
+
+    If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end of the epoch. Otherwise the bar
+    of each epoch stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard
+    output. Only the first process of the run shows anything. The bar shows the mean loss of this process, and samples
+    per second of all processes. Reading the loss never blocks an accelerator.
 
     Example:
-        >>> from pa_core import get_default_callbacks
-        >>> any(callback is ProgressBarCallback for callback in get_default_callbacks())
-        True
+        >>> import torch
+        >>> from pa_core import ProgressBarCallback, Trainer
+        >>> from pa_core.testing import make_regression
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[ProgressBarCallback])
+        >>> trainer.train(make_regression(64), num_epochs=1)  # doctest: +ELLIPSIS
+        Epoch 1: 8/8 batches, loss=...
     """
 
     joins_sanity_evaluation = False

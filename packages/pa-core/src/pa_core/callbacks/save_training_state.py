@@ -33,6 +33,10 @@ from pa_distributed import SignalWatch
 class SaveTrainingStateCallback(TrainerCallback):
     """Save training states, from which ``train(resume_from=save_dir)`` resumes an interrupted run.
 
+    A training state is a directory with everything that the rest of the run depends on: weights, optimizers,
+    schedulers, metrics, random generators, and the states of callbacks. Use it for runs that may be killed. For a file
+    with the best weights, use ``SaveBestModelCallback``.
+
     Each state has its own directory in ``save_dir``, which is written atomically: ``epoch_5`` after an epoch,
     ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name. Objects
     that cannot be saved raise an error before the first step, and so does a folder that cannot be written to, or that
@@ -40,16 +44,18 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     Args:
         save_dir: The folder of the states, which is created if it is missing. With several nodes, it must be a folder
-            that all of them share. A relative path starts at the working directory of the run.
+            that all of them share. A relative path, such as the default, starts at the working directory of the run.
         save_every_n_epochs: The number of epochs from one state to the next. Without a period, which is the default, a
-            state is saved only at the end of the run.
-        save_every_n_steps: The number of optimizer updates from one state to the next.
+            state is saved only at the end of the run, because the best period depends on the length of an epoch.
+        save_every_n_steps: The number of optimizer updates from one state to the next. None, the default, does not
+            count updates.
         save_at_end: Whether a state is saved when the run is complete, which is the default, so that a script that is
             started again does not train twice. A run that ended with an exception or a loss that is not finite is not
             complete.
         max_checkpoints: The number of states of this run to keep; older states are removed. None, the default, keeps
             all. States of other runs in the folder are never removed, even if this run has resumed from one of them.
-        save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process.
+        save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process. All
+            processes save after one of the next updates. None, the default, does not look at the clock.
         asynchronous: Whether the files are written while the training continues. The default, False, waits for them.
             The state is copied to host memory first, which takes as much memory as the state. An error in writing is
             raised with the next state, or when the run ends.
@@ -61,7 +67,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             while the training continues, and ``train(resume_from=...)`` accepts the same URL. It needs ``fsspec`` and
             its package for the kind of store. The same number of states is kept in the store. The run ends only when
             the newest state is sent, even after a signal. A store that cannot be used raises an error before the first
-            step.
+            step. The default, None, sends nothing.
         upload_errors: What happens if a state could not be sent after several attempts. ``"warn"``, the default, prints
             a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run at that
             point.
@@ -69,8 +75,15 @@ class SaveTrainingStateCallback(TrainerCallback):
             default, ends the run. ``"warn"`` prints a warning, and the run continues without this state and tries again
             when the next state is due.
 
+    Attributes:
+        save_dir: As given, as a path. The other arguments are attributes too, except ``stop_on_signals``.
+
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
+        CheckpointError: ``train()`` raises it before the first step if the folder or the object store cannot be used,
+            or an object of the run cannot be saved, and later if a state cannot be written.
+        FolderInUseError: ``train()`` raises it before the first step if another run is saving its states to the folder.
+            It is a ``CheckpointError``.
 
     Example:
         >>> import tempfile, torch

@@ -19,15 +19,19 @@ from pa_core.types import BatchOutput
 class TerminateOnNaNCallback(TrainerCallback):
     """End the run when a training or evaluation loss is NaN or infinite.
 
-    It is a default callback, so that a diverged run does not waste time. On the CPU it checks a loss at once, and its
-    update is not made. On an accelerator, that would block every step: the loss is copied in the background and checked
-    a few steps later, at the latest when the epoch ends, before its metrics are reported.
+    It is a default callback, so that a diverged run does not waste time. Name it in ``callbacks=[...]`` if your list
+    replaces the default callbacks, and leave it out to train on regardless. It has no arguments and no state.
 
-    A batch whose step returns ``num_items_in_batch=0`` does not count, and may have any loss.
+    On the CPU it checks a loss at once, and its update is not made. On an accelerator, that would block every step: the
+    loss is copied in the background and checked a few steps later, at the latest when the epoch ends or a training
+    state is saved, before its metrics are reported. Each process checks the losses of its batches, and all
+    processes end the run together. A batch whose step returns ``num_items_in_batch=0`` does not count, and may have any
+    loss.
 
     Raises:
         NonFiniteLossError: A loss is not finite. The run ends through its ordinary events; then ``train()`` or
-            ``evaluate()`` raises this error.
+            ``evaluate()`` raises this error, which is an ``ArithmeticError``. Its message names the batch and says how
+            to mend the run.
 
     Example:
         >>> import torch

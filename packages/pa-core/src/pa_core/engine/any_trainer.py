@@ -1374,19 +1374,40 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     Derive from it to add logging, saving or other behaviour to any trainer, and pass the class or an instance as
     ``callbacks=[...]``. Override the events that you need, without calling ``super()``: the methods here do nothing,
-    and other events take no time. The trainer is passed to each of them, and ``**kwargs`` accepts arguments that later
-    versions may add. The order of the events is in the docstring of ``Trainer``. An event may raise
+    and other events take no time. To change a step itself, override a method of ``Trainer`` instead. The trainer is
+    passed to each event, and ``**kwargs`` accepts arguments that later versions may add. An event may raise
     ``StopTrainingError`` to end the run.
+
+    ``train()`` calls the events in this order::
+
+        on_prepare_start, on_training_run_start
+        for each epoch:
+            on_train_epoch_start
+            for each batch: on_train_step_start, on_train_step_end
+                after each optimizer update: on_optimizer_step_end
+            on_train_epoch_end
+            if it is evaluated: on_eval_epoch_start
+                for each batch: on_eval_step_start, on_eval_step_end
+                on_eval_epoch_end
+            on_training_run_epoch_end
+        on_training_run_end
+
+    ``evaluate()`` calls ``on_prepare_start``, ``on_evaluation_run_start``, the events of an evaluation, and
+    ``on_evaluation_run_end``. ``predict()`` calls ``on_prepare_start``, ``on_prediction_run_start``,
+    ``on_prediction_step_end`` after each batch, and ``on_prediction_run_end``. The docstrings of the other events say
+    when they are called.
 
     Every process calls the events on its own callbacks. Only ``on_exception``, and the events of a step in which a
     process has no sample, may be called on some processes alone, so do not communicate in them.
 
-    A callback with state that a resumed run needs (a best value, a counter) has ``state_dict()``, of tensors and plain
-    values, and ``load_state_dict()``. Both are called on every process; the state of the first process is saved.
+    A callback with state that a resumed run needs (a best value, a counter) has ``state_dict()``, which returns tensors
+    and plain values, and ``load_state_dict()``. The trainer calls both on every process: ``state_dict`` when a training
+    state is saved, which keeps the state of the first process, and ``load_state_dict`` when a run resumes.
 
     Attributes:
-        joins_sanity_evaluation: Whether a copy of it is called in the evaluation that ``train(sanity_eval_steps=...)``
-            runs before the first epoch; False for callbacks with lasting effects, for example a line in a file.
+        joins_sanity_evaluation: Whether a copy of the callback is called in the evaluation that
+            ``train(sanity_eval_steps=...)`` runs before the first epoch. The default is True; set it to False in
+            callbacks with lasting effects, for example a line in a file.
         instance_name: The name of the instance, to distinguish callbacks of the same class in a trainer and in training
             states. It is empty by default.
 
@@ -1681,37 +1702,48 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
 
 CallbackLike: TypeAlias = TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]
-"""A callback, or a class of callbacks that the trainer constructs without arguments: the items of ``callbacks``.
+"""The type of the items of ``callbacks``: a callback, or a class that the trainer constructs without arguments.
 
-Use it in annotations, ``def add(callbacks: list[CallbackLike]) -> None``, which then accept ``[MyCallback(3), Other]``.
+Use it in annotations of functions that pass callbacks to a trainer. ``def add(callbacks: list[CallbackLike])``
+accepts ``[MyCallback(3), TerminateOnNaNCallback]``.
 """
 
 EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 class CallbackHandler(Generic[_TrainerT]):
-    """Calls the registered callbacks, in the order of registration; ``trainer.callback_handler`` is a handler.
+    """Calls the registered callbacks of a trainer, in the order of registration.
+
+    A trainer creates it from its ``callbacks`` argument: ``trainer.callback_handler`` is a handler. Use it to add or
+    remove callbacks later, to find a callback in ``callbacks``, and to call custom events. Create it yourself only in a
+    custom loop that calls the events itself.
 
     Args:
-        callbacks: Callback classes (which are constructed without arguments) or instances. Two callbacks with the same
-            class and the same ``instance_name`` are an error, because training states could not distinguish them.
+        callbacks: Callback classes (which are constructed without arguments) or instances. The default registers none.
+            Two callbacks with the same class and the same ``instance_name`` are an error, because training states could
+            not distinguish them.
 
     Attributes:
-        callbacks: The registered callbacks.
-        heard: The events that any callback implements, each with its ``listeners``: a step checks it before it calls.
-            It is updated when a run starts, and when a callback is added or removed.
+        callbacks: The registered callbacks, a list of instances in the order in which they are called.
+        heard: The events that any callback implements: a mapping from the name of the event to its ``listeners``. A
+            loop looks up an event here before it prepares the arguments. It is empty before the first run, and is
+            updated when a run starts, and when a callback is added or removed after that.
 
     Raises:
-        ValueError: A callback of the same class is registered already.
-        ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
+        ConfigurationError: Two callbacks have the same class and the same ``instance_name``. It is a ``ValueError``.
+        ArgumentTypeError: An object is not a callback, a class needs arguments, or the callbacks are not in a list. It
+            is a ``TypeError``.
 
     Example:
         >>> from pa_core import CallbackHandler, TrainerCallback
         >>> class Hello(TrainerCallback):
         ...     def greet(self, name: str) -> None:
         ...         print("hello", name)
-        >>> CallbackHandler([Hello]).call_event("greet", name="reader")
+        >>> handler = CallbackHandler([Hello])
+        >>> handler.call_event("greet", name="reader")
         hello reader
+        >>> len(handler.callbacks)
+        1
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike[_TrainerT]] = ()) -> None:
@@ -1723,14 +1755,26 @@ class CallbackHandler(Generic[_TrainerT]):
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
-        """Register several callbacks, in their order; see ``add_callback``.
+        """Register several callbacks, which are called in their order, after the callbacks that are registered already.
+
+        The constructor calls it. You call it between runs, on every process. If a callback is wrong, the callbacks
+        before it in the list stay registered. ``add_callback`` registers a single callback.
 
         Args:
             callbacks: Callback instances, or classes that can be constructed without arguments.
 
         Raises:
-            ConfigurationError: Two callbacks have the same class and the same ``instance_name``.
-            ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
+            ConfigurationError: Two callbacks have the same class and the same ``instance_name``. It is a
+                ``ValueError``.
+            ArgumentTypeError: An object is not a callback, a class needs arguments, or the callbacks are not in a list.
+                It is a ``TypeError``.
+
+        Example:
+            >>> from pa_core import CallbackHandler, LimitBatchesCallback, TerminateOnNaNCallback
+            >>> handler = CallbackHandler()
+            >>> handler.add_callbacks([TerminateOnNaNCallback, LimitBatchesCallback(2)])
+            >>> [type(callback).__name__ for callback in handler.callbacks]
+            ['TerminateOnNaNCallback', 'LimitBatchesCallback']
         """
         require_iterable(callbacks, TrainerCallback)
         for callback in callbacks:
@@ -1739,15 +1783,25 @@ class CallbackHandler(Generic[_TrainerT]):
     def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
         """Register a callback, which is called after the callbacks that are registered already.
 
-        Use it between runs, or in ``on_prepare_start`` of another callback, which then is called for the following
-        events.
+        You call it between runs, on every process. In ``on_prepare_start`` of another callback, you may call it too:
+        the new callback is then called for the following events of the run.
 
         Args:
             callback: An instance, or a class that can be constructed without arguments.
 
         Raises:
-            ConfigurationError: A callback of the same class and the same ``instance_name`` is registered already.
-            ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
+            ConfigurationError: A callback of the same class and the same ``instance_name`` is registered already. It is
+                a ``ValueError``.
+            ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments. It is a
+                ``TypeError``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import LimitBatchesCallback, Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.callback_handler.add_callback(LimitBatchesCallback(2))
+            >>> len(trainer.callback_handler.callbacks)
+            1
         """
         require_callback(callback, TrainerCallback)
         instance = callback() if isinstance(callback, type) else callback
@@ -1765,29 +1819,47 @@ class CallbackHandler(Generic[_TrainerT]):
         warn_of_half_a_state(instance)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
-        """Remove a registered callback, which is not called any more.
+        """Remove a registered callback, whose events are not called any more.
+
+        You call it between runs, on every process. To call no or other callbacks in a single block of code, use
+        ``replaced_by``.
 
         Args:
-            callback: The instance, one of ``callbacks``; a class is not found.
+            callback: The instance, which is in ``callbacks``. A class is not accepted: if you registered a class, look
+                up its instance there.
 
         Raises:
             ValueError: The callback is not registered.
+
+        Example:
+            >>> from pa_core import CallbackHandler, TerminateOnNaNCallback
+            >>> handler = CallbackHandler([TerminateOnNaNCallback])
+            >>> guard = next(callback for callback in handler.callbacks if isinstance(callback, TerminateOnNaNCallback))
+            >>> handler.remove_callback(guard)
+            >>> handler.callbacks
+            []
         """
         self.callbacks.remove(callback)
         self._follow_callbacks()
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
-        """Call only the given callbacks within the context; the registered callbacks are always restored.
+        """Call only the given callbacks within a ``with`` block; the registered callbacks are always restored.
 
-        Use it for a run that should have no side effects, for example a search for a learning rate.
+        Use it for a run or an evaluation that should have no side effects, for example a search for a learning rate.
+        Enter the block on every process.
 
         Args:
-            callbacks: The callbacks to call within the context; an empty list calls none.
+            callbacks: The callbacks to call within the block, as classes or instances; an empty list calls none.
+
+        Raises:
+            ConfigurationError: Two callbacks have the same class and the same ``instance_name``. It is a
+                ``ValueError``.
+            ArgumentTypeError: An object is not a callback, or the callbacks are not in a list. It is a ``TypeError``.
 
         Example:
-            >>> from pa_core import CallbackHandler, TrainerCallback
-            >>> handler = CallbackHandler([TrainerCallback])
+            >>> from pa_core import CallbackHandler, TerminateOnNaNCallback
+            >>> handler = CallbackHandler([TerminateOnNaNCallback])
             >>> with handler.replaced_by([]):
             ...     print(len(handler.callbacks))
             0
@@ -1804,24 +1876,46 @@ class CallbackHandler(Generic[_TrainerT]):
     @overload
     def call_event(self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None: ...
     def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call an event on every callback that implements it; use it for your own events.
+        """Call an event on every callback that implements it, in the order of registration.
 
-        Exceptions of a callback leave this method, and later callbacks are not called.
+        Call it for your own events, for example in an overridden method of a trainer; the trainer calls its events
+        itself. An event that no callback implements has no effect. An exception of a callback leaves this method, and
+        later callbacks are not called.
 
         Args:
-            event: The name of the method, or the method itself (``MyCallback.my_event``), with which type checkers
-                compare the arguments.
-            *args: Positional arguments of the event, usually the trainer.
+            event: The name of the method, for example "on_mixup", or the method itself (``MyCallback.on_mixup``), with
+                which type checkers compare the arguments.
+            *args: Positional arguments of the event, usually the trainer first.
             **kwargs: Keyword arguments of the event.
+
+        Example:
+            >>> from pa_core import CallbackHandler, TrainerCallback
+            >>> class ShowMixup(TrainerCallback):
+            ...     def on_mixup(self, trainer: object, *, share: float) -> None:
+            ...         print("mixed", share)
+            >>> handler = CallbackHandler([ShowMixup])
+            >>> handler.call_event("on_mixup", None, share=0.25)
+            mixed 0.25
+            >>> handler.call_event(ShowMixup.on_mixup, None, share=0.5)
+            mixed 0.5
         """
         name = event if isinstance(event, str) else event.__name__
         for listener in self.listeners(name):
             listener(*args, **kwargs)
 
     def find_listeners(self) -> None:
-        """Look up which callbacks listen to which events.
+        """Look up again which callbacks implement which events.
 
-        Each run calls it when it starts. Call it if you have assigned a method to a callback during a run.
+        You need not call it, unless you assigned a method to a callback instance during a run: each run calls it when
+        it starts, and so do ``add_callback`` and ``remove_callback``. It updates ``heard`` and the result of
+        ``listeners``.
+
+        Example:
+            >>> from pa_core import CallbackHandler, TerminateOnNaNCallback
+            >>> handler = CallbackHandler([TerminateOnNaNCallback])
+            >>> handler.find_listeners()
+            >>> "on_train_step_end" in handler.heard, "on_exception" in handler.heard
+            (True, False)
         """
         self._listeners = {name: list(map(with_known_arguments, self._bound(name))) for name in EVENT_NAMES}
         self.heard = {name: listeners for name in EVENT_NAMES if (listeners := self.listeners(name))}
@@ -1832,12 +1926,22 @@ class CallbackHandler(Generic[_TrainerT]):
             self.find_listeners()
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
-        """Return the bound methods that the event calls, in order; empty if none implements it.
+        """Return the methods that an event calls, in order.
 
-        Use it to find out whether an event is worth preparing arguments for.
+        Use it to find out whether the arguments of an event are worth preparing. To call the event, use ``call_event``.
 
         Args:
             event: The name of an event of ``TrainerCallback``, for example "on_train_step_end", or of a custom event.
+
+        Returns:
+            A list of functions to call with the arguments of the event, one of each callback that implements it; empty
+            if no callback does. Do not change the list.
+
+        Example:
+            >>> from pa_core import CallbackHandler, TerminateOnNaNCallback
+            >>> handler = CallbackHandler([TerminateOnNaNCallback])
+            >>> len(handler.listeners("on_train_step_end")), handler.listeners("on_mixup")
+            (1, [])
         """
         if not self._listeners:
             self.find_listeners()
@@ -1850,9 +1954,23 @@ class CallbackHandler(Generic[_TrainerT]):
         return [getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)]
 
     def warn_of_unfired_events(self) -> None:
-        """Warn about each ``on_`` method that was never called by the end of a run, once for each class.
+        """Warn about each ``on_`` method of a callback that no event has called, because its name is usually misspelt.
 
-        The trainer calls it at the end of a training run, because such a method has usually a misspelt name.
+        The trainer calls it at the end of a training run, so you need not call it yourself, except in a custom loop
+        that calls events with its own handler. The ``UserWarning`` names the nearest event and points at the method.
+        Each method of a class is warned about once. Custom events that ``call_event`` has called are known.
+
+        Example:
+            >>> import warnings
+            >>> from pa_core import CallbackHandler, TrainerCallback
+            >>> class Misspelt(TrainerCallback):
+            ...     def on_epoch_finished(self, trainer: object, **kwargs: object) -> None: ...
+            >>> handler = CallbackHandler([Misspelt])
+            >>> with warnings.catch_warnings(record=True) as caught:
+            ...     warnings.simplefilter("always")
+            ...     handler.warn_of_unfired_events()
+            >>> len(caught)
+            1
         """
         for callback in self.callbacks:
             warn_of_unknown_events(callback, {*EVENT_NAMES, *self._fired}, self._warned)
