@@ -16,9 +16,11 @@ from pa_checkpoint._errors import CheckpointNotFoundError, written_out
 from pa_checkpoint._folder import Folder
 
 CLOCK: tuple[str, ...] = ("history.clock.seconds", "history.metrics.*.seconds")
-"""Patterns of the entries with times in a training state of ``pa_core``, which differ in equal runs.
+"""Patterns of the entries with times in a training state, which differ in equal runs.
 
-Use it as ``compare(first, second, ignore=CLOCK)``, for two runs on the same number of processes.
+A tuple of strings for ``compare(first, second, ignore=CLOCK)``. Use it to compare two checkpoints that the trainer of
+``pa_core`` has saved on the same number of processes. Checkpoints of a custom loop need your own patterns.
+``python -m pa_checkpoint`` uses it by default.
 """
 
 ANY_PROCESSES: tuple[str, ...] = (
@@ -28,9 +30,11 @@ ANY_PROCESSES: tuple[str, ...] = (
     "run.settings.gradient_accumulation_steps",
     "run.settings.num_processes",
 )
-"""Patterns of the entries in a training state of ``pa_core`` that depend on times or on the number of processes.
+"""Patterns of the entries in a training state that depend on times or on the number of processes.
 
-Use it as ``compare(first, second, ignore=ANY_PROCESSES)``, for two runs on different numbers of processes.
+A tuple of strings for ``compare(first, second, ignore=ANY_PROCESSES)``. It contains the patterns of ``CLOCK``. Use it
+to compare two checkpoints that the trainer of ``pa_core`` has saved on different numbers of processes. Checkpoints of
+a custom loop need your own patterns. ``python -m pa_checkpoint --any-processes`` uses it.
 """
 
 

@@ -61,27 +61,32 @@ SECONDS_TO_DIE = 3.0
 class FolderLock:
     """Lock a folder, so that no other process saves its checkpoints there.
 
-    Use it in a script that a scheduler may start twice. Two runs in a folder would delete each other's checkpoints. The
+    Use it in a script that a scheduler may start twice: two runs in a folder would delete each other's checkpoints. The
     operating system holds the lock, and releases it when the process ends, even after a kill. On a file system without
     locks, a file serves as the lock, with a warning; a killed process leaves this file behind, and you must delete it.
 
-    The lock begins when the object is created. Use a ``with`` statement, which releases it at the end of the block, or
-    call ``release``. In a run of several processes, create it on rank 0 only.
+    The lock begins when the object is created. Use a ``with`` statement, which releases the lock at the end of the
+    block, or call ``release``. In a run of several processes, create the object on rank 0 only. Pass it as
+    ``Writer.save(..., lock=lock)``, or call ``check`` before each ``save``. Only processes that create a ``FolderLock``
+    respect the lock; reading needs none.
 
     Args:
-        folder: An existing folder.
-        say: A function that is called with a sentence if the lock is taken and this process waits three seconds for it,
-            as after a kill. By default nothing is said.
+        folder: The folder of the checkpoints, which is created if it is missing.
+        say: A function that is called with a sentence, for example ``print``, if another process holds the lock. This
+            process then waits up to three seconds, since the system may need this time to release the lock of a killed
+            process. The default, None, waits without a message.
 
     Raises:
-        FolderInUseError: A live process uses the folder.
+        FolderInUseError: A live process still uses the folder after the wait.
         CheckpointError: Something other than a file has the name of the lock.
-        OSError: The lock cannot be written.
+        OSError: The folder or the lock cannot be written.
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import FolderLock
         >>> temporary = tempfile.TemporaryDirectory()
-        >>> with FolderLock(temporary.name) as lock:
+        >>> with FolderLock(temporary.name, say=print) as lock:
         ...     lock.check()  # before each save
         ...     sorted(path.name for path in Path(temporary.name).iterdir())
         ['.in_use', '.in_use_by']
@@ -116,16 +121,20 @@ class FolderLock:
     def check(self) -> None:
         """Check that the folder is still the locked folder, and that no other process has locked it.
 
-        Call it before each save. On network file systems a lock can be lost. After ``release`` the call has no effect.
+        You call it on rank 0 before each save with ``save``; ``Writer.save(..., lock=lock)`` calls it itself. On
+        network file systems a lock can be lost, and a folder can be moved. After ``release`` the call has no effect.
 
         Raises:
-            CheckpointError: The folder was moved, replaced or removed, or a different process has locked it.
+            CheckpointError: The folder was moved, replaced or removed, or a different process has locked it. Stop
+                saving there.
+            OSError: The file that names the owner of the lock was deleted, and cannot be written again.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_checkpoint import CheckpointError, FolderLock
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Path(temporary.name, "checkpoints")
-            >>> folder.mkdir()
             >>> lock = FolderLock(folder)
             >>> _ = folder.rename(folder.with_name("moved"))
             >>> try:
@@ -156,12 +165,14 @@ class FolderLock:
     def release(self) -> None:
         """Release the lock, so that other processes can use the folder.
 
-        A ``with`` statement calls it; call it yourself if the lock does not end with a block. A second call has no
-        effect. In a forked process, such as a worker of a data loader, the call has no effect: the lock belongs to the
-        process that created it.
+        A ``with`` statement calls it at the end of its block; call it yourself if the lock does not end with a block.
+        The files of the lock are removed. A second call has no effect. In a forked process, for example a data loader
+        worker, the call has no effect either, since the lock belongs to the process that created it.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_checkpoint import FolderLock
             >>> temporary = tempfile.TemporaryDirectory()
             >>> lock = FolderLock(temporary.name)
             >>> lock.release()
@@ -259,16 +270,25 @@ _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Name a checkpoint that was skipped, and the reason.
+    """Name a checkpoint that was skipped in a search for the newest readable checkpoint, and the reason.
+
+    ``Folder.newest_readable`` and ``RemoteFolder.fetch`` return a list of them; you need not make it yourself. Print
+    the list when a run resumes from an older checkpoint than its user expects.
 
     Attributes:
-        path: The directory of the checkpoint.
-        reason: The problem of the checkpoint, in a line.
+        path: The directory of the checkpoint. ``RemoteFolder.fetch`` gives its name alone, without a folder.
+        reason: The problem of the checkpoint, as a text in a line.
 
     Example:
-        >>> skipped = Skipped(Path("step_480"), "model.safetensors: 96 bytes instead of 128")
-        >>> print(f"{skipped.path} was skipped: {skipped.reason}")
-        step_480 was skipped: model.safetensors: 96 bytes instead of 128
+        >>> import tempfile
+        >>> from pa_checkpoint import Folder, load, save
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(f"{folder}/step_480", {"step": 480})
+        ...     with open(f"{folder}/step_480/state.json", "w") as file:
+        ...         _ = file.write("{}")
+        ...     _, (skipped,) = Folder(folder).newest_readable(load)
+        >>> skipped.path.name, skipped.reason.partition(".")[0]
+        ('step_480', 'The checkpoint is damaged')
     """
 
     path: Path
@@ -279,29 +299,30 @@ class Skipped:
 class CheckpointInfo:
     """Describe a checkpoint in a folder without reading its tensors.
 
-    ``Folder.records`` and ``CheckpointInfo.at`` return it. ``run``, ``update``, ``epoch`` and ``complete`` come from
-    the ``summary`` that was passed to ``save``.
+    ``Folder.records`` and ``CheckpointInfo.at`` return it, and ``Folder.keep`` returns the removed checkpoints; you
+    need not make it yourself. Use it to list checkpoints, or to choose one to pass to ``load``. ``run``, ``update``,
+    ``epoch`` and ``complete`` come from the ``summary`` that was passed to ``save``.
 
     Attributes:
         path: The directory of the checkpoint.
-        sequence: Its position in the order in which the checkpoints of the folder were written, from 1; 0 if unknown.
-        run: The run that wrote it; empty if unknown.
-        update: The number of optimizer updates before it was written.
-        epoch: The epoch in which it was written.
-        complete: Whether the run had finished.
-        problem: The problem that a check of the manifest and of the file sizes has found, or None. Contents are not
-            read.
-        digest: The SHA-256 digest of the manifest; empty if the manifest is damaged.
+        sequence: Its position in the order in which the checkpoints of the folder were saved, from 1; 0 if unknown.
+        run: The text that identifies the run that saved it; empty if the summary has no ``"run"``.
+        update: The number of optimizer updates before it was saved; 0 if the summary has no ``"update"``.
+        epoch: The epoch in which it was saved; 0 if the summary has no ``"epoch"``.
+        complete: Whether the run had finished; False if the summary has no ``"complete"``.
+        problem: The problem that a check of the manifest (the list of the files) and of the file sizes has found, as a
+            text in a line, or None. File contents are not read; ``verify`` compares them.
+        digest: The SHA-256 digest of the manifest, in hexadecimal; empty if the manifest is damaged.
         is_sharded: Whether several processes have saved it in pieces.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import save
+        >>> from pa_checkpoint import Folder, save
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save(f"{folder}/step_480", {"step": 480}, summary={"run": "first", "update": 480})
         ...     (record,) = Folder(folder).records()
-        >>> record.path.name, record.run, record.update, record.problem is None
-        ('step_480', 'first', 480, True)
+        >>> record.path.name, record.run, record.update, record.epoch, record.problem is None
+        ('step_480', 'first', 480, 0, True)
     """
 
     path: Path
@@ -318,15 +339,18 @@ class CheckpointInfo:
     def at(path: str | Path) -> CheckpointInfo | None:
         """Return the description of the checkpoint at a path, or None if there is no checkpoint.
 
+        You call it for a single path, for example to test whether a checkpoint is there before ``load``.
+        ``Folder.records`` describes all checkpoints of a folder.
+
         Args:
             path: The directory. The checkpoint may be damaged: then ``problem`` says how.
 
         Returns:
-            The description, or None.
+            The description, or None if there is no directory with a manifest at the path.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import CheckpointInfo, save
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     save(f"{folder}/final", {"step": 480}, summary={"complete": True})
             ...     CheckpointInfo.at(f"{folder}/final").complete, CheckpointInfo.at(f"{folder}/other")
@@ -338,18 +362,23 @@ class CheckpointInfo:
 class Folder:
     """Manage a folder of checkpoints: list them, read the newest, and remove old checkpoints.
 
-    Each checkpoint is a directory in the folder. Checkpoints are ordered by a sequence number in their summary, which
-    ``save`` counts up, so the newest checkpoint is known even if clocks differ or files were copied.
+    Use it to resume from the newest checkpoint, and to limit the used disk space. Each checkpoint is a directory in the
+    folder, which ``save`` or a ``Writer`` has written. Checkpoints are ordered by a sequence number in their summary,
+    which ``save`` counts up, so the newest checkpoint is known even if clocks differ or files were copied. For an
+    object store such as S3, use ``RemoteFolder``.
+
+    On several processes, call the methods that remove or write on rank 0 only. The object holds nothing except the
+    path, so you may make it as often as you like.
 
     Args:
         path: The folder. It need not exist before the first checkpoint is saved.
 
     Attributes:
-        path: The folder.
+        path: The folder, as a ``pathlib.Path``.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import save
+        >>> from pa_checkpoint import Folder, save
         >>> temporary = tempfile.TemporaryDirectory()
         >>> folder = Folder(temporary.name)
         >>> for update in (100, 200, 300):
@@ -368,17 +397,19 @@ class Folder:
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint whose files are all intact, or return None if there is none.
 
-        Call it at the start of a script to resume. A warning names each damaged checkpoint that was skipped.
+        You call it at the start of a script to resume. A ``UserWarning`` names each damaged checkpoint that was
+        skipped. To read with your own function or to get the skipped checkpoints as a list, use ``newest_readable``.
 
         Returns:
-            The checkpoint, or None if the folder is missing, empty, or has only damaged checkpoints.
+            The checkpoint, as ``load`` returns it, or None if the folder is missing, empty, or has only damaged
+            checkpoints.
 
         Raises:
-            CheckpointError: The folder cannot be read.
+            CheckpointError: The folder cannot be read, or is a file.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder, step = Folder(temporary.name), 0
             >>> save(folder.path / "step_100", {"step": 100})
@@ -401,28 +432,30 @@ class Folder:
     ) -> list[CheckpointInfo]:
         """Remove all checkpoints of a run except the newest, and return the removed checkpoints.
 
-        A checkpoint disappears in a single step, so a reader never finds half of it. Damaged checkpoints do not count;
-        as long as no checkpoint is valid, nothing is removed. Symbolic links are neither counted nor removed. If a
-        ``Writer`` of this process is saving a checkpoint to the folder, that checkpoint counts as soon as it is
-        complete: the thread that writes it removes the next checkpoint.
+        You call it after each save, on rank 0. A checkpoint disappears in a single step, so a reader never finds half
+        of it. Damaged checkpoints do not count, and those older than all kept checkpoints are removed as well; as long
+        as no checkpoint is valid, nothing is removed. Symbolic links are neither counted nor removed. If a ``Writer``
+        of this process is saving a checkpoint to the folder, that checkpoint counts as soon as it is complete: the
+        thread that writes it removes the next checkpoint. To delete a single checkpoint by its name, use ``remove``.
 
         Args:
             newest: How many valid checkpoints to keep, at least 1.
             run: The run whose checkpoints are removed, as in ``"run"`` of their summaries, or a function that returns
                 whether a ``CheckpointInfo`` belongs to it. Checkpoints of other runs stay. The default, an empty text,
                 stands for checkpoints without a run.
-            needed: Directories of checkpoints that must stay for now. The default is none.
+            needed: Directories of checkpoints that must stay for now, for example because they are being uploaded, as
+                they are in ``CheckpointInfo.path``. The default is none.
 
         Returns:
             The removed checkpoints, oldest first.
 
         Raises:
             ValueError: ``newest`` is less than 1.
-            CheckpointError: Some checkpoints cannot be removed. All others are removed.
+            CheckpointError: The folder cannot be read, or some checkpoints cannot be removed. All others are removed.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> for step in (1, 2, 3):
@@ -447,21 +480,24 @@ class Folder:
     def newest_readable(self, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
         """Return the result of a function for the newest checkpoint that it can read, and the skipped checkpoints.
 
-        Use it to read checkpoints in your own way, for example with a check that the model still fits.
+        You call it instead of ``newest`` to read checkpoints in your own way, for example with ``load(path,
+        lazy=True)`` or with a check that the model still fits. It gives no warnings about skipped checkpoints.
 
         Args:
-            read: A function that reads the checkpoint at a path. If it raises a ``CheckpointError``, the next older
-                checkpoint is tried. If the folder is itself a checkpoint, the function is called with the folder.
+            read: A function that is called with the path of a checkpoint and returns any value, for example ``load``.
+                If it raises a ``CheckpointError``, the next older checkpoint is tried. Other errors are raised. If the
+                folder is itself a checkpoint, the function is called with the folder.
 
         Returns:
-            The result, or None if no checkpoint can be read, and the skipped checkpoints, newest first.
+            A pair: the result, or None if no checkpoint can be read, and the list of the skipped checkpoints, newest
+            first.
 
         Raises:
             CheckpointError: The path is a file, or a folder that cannot be read.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, load, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> for step in (1, 2):
@@ -492,18 +528,20 @@ class Folder:
     def records(self) -> list[CheckpointInfo]:
         """List the checkpoints in the folder, oldest first, without reading their tensors.
 
-        A checkpoint with a damaged manifest has no known position. It is listed last, since it may be the newest. Other
+        You call it to show the checkpoints of a run, or to choose one to pass to ``load``. A checkpoint with a damaged
+        manifest (the list of its files) has no known position. It is listed last, since it may be the newest. Other
         files and folders are ignored.
 
         Returns:
-            The checkpoints. ``problem`` names missing files, wrong sizes and damaged manifests.
+            The checkpoints; an empty list if the folder is missing. ``problem`` names missing files, wrong sizes and
+            damaged manifests.
 
         Raises:
-            CheckpointError: The folder cannot be read.
+            CheckpointError: The folder cannot be read, or is a file.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> save(folder.path / "step_100", {"step": 100}, summary={"update": 100})
@@ -526,15 +564,19 @@ class Folder:
     def next_sequence(self) -> int:
         """Return the sequence number of the next checkpoint: one more than the highest in the folder, or 1.
 
-        ``save`` adds it to the summary by itself. Call it only if you write the summary yourself, and only when no save
-        is in progress, since an unfinished checkpoint does not count yet.
+        ``save`` and ``Writer.save`` add it to the summary by themselves. You call it only if you write ``"sequence"``
+        into the summary yourself, and only when no save is in progress, since an unfinished checkpoint does not count
+        yet.
 
         Returns:
-            The number.
+            The number, at least 1.
+
+        Raises:
+            CheckpointError: The folder cannot be read.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> save(folder.path / "step_100", {"step": 100})
@@ -547,19 +589,23 @@ class Folder:
     def path_for(self, name: str, run: str) -> Path:
         """Return a path for a checkpoint of a run where it replaces nothing of other runs.
 
+        You call it before ``save`` if several runs save to the same folder. Nothing is created.
+
         Args:
-            name: The wanted name, for example ``epoch_5``, ``step_5000`` or ``final``.
-            run: The run that saves. A checkpoint of the same run with this name may be replaced.
+            name: The wanted name, for example ``"epoch_5"``, ``"step_5000"`` or ``"final"``.
+            run: The run that saves, as in ``"run"`` of the summaries. A checkpoint of the same run with this name may
+                be replaced.
 
         Returns:
-            The path with this name. If anything else has the name, a number is appended, as in ``epoch_5_2``.
+            The path with this name in the folder. If anything else has the name, a number is appended, as in
+            ``epoch_5_2``.
 
         Raises:
             CheckpointError: The name is a path, or begins with a dot.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> save(folder.path / "epoch_5", {"step": 480}, summary={"run": "first"})
@@ -575,23 +621,27 @@ class Folder:
     def remove_leftovers(self, run: str | None = None) -> None:
         """Remove unfinished and half-deleted directories that killed processes left behind.
 
-        Call it at the start of a run. It never removes a checkpoint that is in use, nor files of processes that are
-        still writing.
+        You call it on rank 0 at the start of a run, before the first save. These directories are hidden, take disk
+        space, and are never read. The call removes neither checkpoints nor files of processes that are still writing.
+        If the folder is missing, the call has no effect.
 
         Args:
-            run: The run that saves to the folder, with no save in progress. Its replaced checkpoints are removed, too.
-                The default, None, means that no run saves to the folder at the moment, so the replaced checkpoints of
-                all runs are removed.
+            run: The run that saves to the folder, as in ``"run"`` of the summaries, with no save in progress. Old
+                checkpoints of this run that were replaced and not yet deleted are removed, too. The default, None,
+                means that no run saves to the folder at the moment, so the replaced checkpoints of all runs are
+                removed.
 
         Raises:
             CheckpointError: A directory cannot be removed. All others are removed.
 
         Example:
             >>> import tempfile
+            >>> from pa_checkpoint import Folder
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
+            >>> (folder.path / ".removed.000000000000.5f0c").mkdir()  # as a kill leaves it behind
             >>> folder.remove_leftovers(run="first")
-            >>> folder.records()
+            >>> list(folder.path.iterdir())
             []
             >>> temporary.cleanup()
         """
@@ -603,26 +653,31 @@ class Folder:
     def writing(self, name: str, run: str = "", summary: Mapping[str, JsonScalar] | None = None) -> Generator[Path]:
         """Create a directory of any content in the folder, which appears completely or not at all.
 
-        Use it for an exported model, a tokenizer or plots that belong to a checkpoint. An error within the block, or a
-        kill, leaves no half-written directory under the name.
+        You use it in a ``with`` statement for an exported model, a tokenizer or plots that belong to a checkpoint. For
+        the state of a training run, use ``save``; for a single file, use ``atomic_write``. An error within the block,
+        or a kill, leaves no half-written directory under the name.
 
         Args:
             name: The name of the directory. An existing directory with this name is replaced.
-            run: The run that writes. ``remove_leftovers`` removes unfinished directories of this run. The default, an
-                empty text, stands for no run.
+            run: The run that writes, as in ``"run"`` of the summaries. ``remove_leftovers`` removes unfinished
+                directories of this run. The default, an empty text, stands for no run.
             summary: Plain values that can be read without the content, for example ``{"update": 480}``. If a summary is
                 passed, even an empty dictionary, the files are flushed to the disk and listed with their digests, and
-                the directory counts as a checkpoint for ``records``, ``newest_readable``, ``keep`` and ``verify``. The
-                default, None, makes a plain directory.
+                the directory counts as a checkpoint for ``records``, ``newest_readable``, ``keep`` and ``verify``. It
+                then may contain files alone, not folders, and ``load`` cannot read it. The default, None, makes a plain
+                directory, which these methods ignore.
 
         Yields:
             A hidden directory to write to. It takes its name when the block ends without an error.
 
         Raises:
-            CheckpointError: The name is a path or begins with a dot, or the summary cannot be stored.
+            CheckpointError: The name is a path or begins with a dot, the summary cannot be stored, or a folder was
+                written although a summary is passed.
+            OSError: The directory cannot be created or renamed.
 
         Example:
             >>> import tempfile
+            >>> from pa_checkpoint import Folder
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> with folder.writing("exported") as directory:
@@ -642,18 +697,20 @@ class Folder:
     def remove(self, name: str) -> None:
         """Delete a checkpoint, or any directory in the folder, so that no reader finds half of it.
 
-        The directory disappears in a single step under its name, and then its files are deleted.
+        You call it to delete a directory by its name; ``keep`` chooses old checkpoints of a run by itself. The
+        directory disappears in a single step under its name, and then its files are deleted.
 
         Args:
-            name: The name of the directory in the folder.
+            name: The name of the directory in the folder, for example ``"step_100"``.
 
         Raises:
-            OSError: There is no such directory, or it cannot be removed.
+            FileNotFoundError: There is no such directory.
+            OSError: The directory cannot be removed.
             CheckpointError: The name is a path, or begins with a dot.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import Folder, save
             >>> temporary = tempfile.TemporaryDirectory()
             >>> folder = Folder(temporary.name)
             >>> save(folder.path / "step_100", {"step": 100})

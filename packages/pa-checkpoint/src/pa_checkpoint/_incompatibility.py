@@ -34,7 +34,9 @@ _NOT_OF_OPTIMIZER = "it is not what an optimizer's state_dict() returns"
 def has_own_form(optimizer: Optimizer) -> bool:
     """Return whether an optimizer overrides ``state_dict`` or ``load_state_dict``, or has hooks for them.
 
-    The state of such an optimizer has a form that only the optimizer knows, so ``incompatibility`` cannot compare it.
+    You call it to find out whether ``incompatibility`` can compare a state with the optimizer. The state of an
+    optimizer that overrides these methods has a form that only the optimizer knows, and ``incompatibility`` then
+    returns None without a comparison.
 
     Args:
         optimizer: The optimizer.
@@ -43,6 +45,9 @@ def has_own_form(optimizer: Optimizer) -> bool:
         True if only its ``load_state_dict`` knows the form of its state.
 
     Example:
+        >>> import torch
+        >>> from torch.optim import SGD
+        >>> from pa_checkpoint.torch_states import has_own_form
         >>> optimizer = SGD([torch.zeros(1)], lr=0.1)
         >>> has_own_form(optimizer)
         False
@@ -66,22 +71,30 @@ def incompatibility(
 ) -> str | None:
     """Return the reason why a state does not fit an object, or None.
 
-    Call it before ``load_state_dict``. For a module, it compares the names, shapes and kinds of the weights. For an
-    optimizer of torch, it compares the entries of each parameter with the entries that a first step would create. For a
-    scheduler of torch, it compares the entries with its own. For any other object it returns None.
+    You call it before ``load_state_dict``, which for optimizers and schedulers of torch accepts nearly any state and
+    then fails in the next step. Nothing is changed. For a module, it compares the names, shapes and kinds of the
+    weights. For an optimizer of torch, it compares the entries of each parameter with the entries that a first step
+    would create. For a scheduler of torch, it compares the entries with its own. For any other object it returns None.
 
     Args:
-        target: A module without wrappers, an optimizer, a scheduler, or any other object.
-        state: The result of ``state_dict`` of a similar object. Tensors may be in memory or on disk.
-        source: A word for the origin of the weights of a module, which the reason mentions. The default is "state".
+        target: A module without wrappers such as ``DistributedDataParallel``, an optimizer, a scheduler, or any other
+            object.
+        state: The result of ``state_dict`` of a similar object. Tensors may be in memory, or on disk as
+            ``StoredTensor``.
+        source: A word for the origin of the weights of a module, which the reason mentions. The default is "state";
+            pass for example "file".
         left_out: The names of weights of a module that are not compared. The default is none.
-        groups: The parameters of each group of the optimizer, if the state has groups that the optimizer lacks. By
-            default the groups of the optimizer are compared.
+        groups: The parameters of each group of the optimizer, if the state has groups that the optimizer lacks. The
+            default, None, compares with the groups of the optimizer.
 
     Returns:
-        The reason in a few words, or None if the state fits or cannot be compared.
+        The reason in a few words, or None if the state fits or cannot be compared. At most eight different weights are
+        listed. Pass the reason to ``does_not_fit`` to raise an error.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from pa_checkpoint.torch_states import incompatibility
         >>> incompatibility(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, source="file")
         'weight: (1, 3) in the file, (1, 2) in the model'
         >>> optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(2))])

@@ -27,15 +27,16 @@ _MAX_DEPTH = 100  # pickle goes down recursively, and Python's stack ends somewh
 def ensure_plain(obj: object, where: str) -> None:
     """Raise an error for a value that ``torch.save`` writes but ``torch.load(weights_only=True)`` does not read.
 
-    Call it before a long run saves objects of its user. The error then comes at the start, and names the entry, instead
-    of at the end, when the file is needed.
+    You call it before a long run that saves your users' objects with ``torch.save``. The error then comes at the start,
+    and names the entry, instead of at the end, when the file is needed. For values that you pass to
+    ``pa_checkpoint.save``, use ``Writer.check``, which also allows NumPy arrays.
 
-    Allowed are tensors and parameters, None, booleans, numbers, strings, bytes, sizes, dtypes and devices of torch,
-    dictionaries (including ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and types that were
-    passed to ``torch.serialization.add_safe_globals``.
+    Allowed are tensors and parameters, None, booleans, numbers, strings, bytes, sizes, dtypes, devices and layouts of
+    torch, dictionaries (including ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and types that
+    were passed to ``torch.serialization.add_safe_globals``. Empty bytes and subclasses of these types are not allowed.
 
     Args:
-        obj: The value that ``torch.save`` will write.
+        obj: The value that ``torch.save`` will write. It is not changed.
         where: The name of the value in your program. The error message begins the path of the entry with it.
 
     Raises:
@@ -43,6 +44,8 @@ def ensure_plain(obj: object, where: str) -> None:
             it. The message names the first such entry.
 
     Example:
+        >>> import torch
+        >>> from pa_checkpoint.torch_states import ensure_plain
         >>> ensure_plain({"metrics": [0.5, torch.ones(2)]}, "checkpoint_kwargs")
         >>> ensure_plain({"metrics": [0.5, len]}, "checkpoint_kwargs")
         Traceback (most recent call last):

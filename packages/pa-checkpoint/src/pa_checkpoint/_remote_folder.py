@@ -295,12 +295,15 @@ SECONDS_TO_SETTLE = 60.0
 class RemoteCheckpoint:
     """Describe a checkpoint in an object store, according to its name.
 
+    ``RemoteFolder.states``, ``upload`` and ``keep`` return it, and ``digest`` and ``download`` take it; you need not
+    make it yourself.
+
     Attributes:
-        object_name: The name of its manifest in the store.
-        sequence: Its position in the order in which the checkpoints of the folder were written.
-        update: The number of optimizer updates before it was written.
-        key: A hash of the run that wrote it.
-        name: The name of its directory on disk.
+        object_name: The name of its manifest, the list of its files, in the store.
+        sequence: Its position in the order in which the checkpoints of the folder were saved, from 1; 0 if unknown.
+        update: The number of optimizer updates before it was saved; 0 if the summary has no ``"update"``.
+        key: A hash of the run that saved it.
+        name: The name of its directory on disk, for example ``"step_480"``.
 
     Example:
         >>> RemoteCheckpoint("000000012_480_5f0c5f0c5f0c_step_480.json", 12, 480, "5f0c5f0c5f0c", "step_480").age
@@ -327,19 +330,26 @@ class RemoteFolder:
     """Manage checkpoints in an object store such as S3 or GCS: upload, list, remove and fetch them.
 
     Use it to keep checkpoints on machines whose disks disappear, for example spot instances. A checkpoint is first
-    saved to disk, then uploaded. Files that are in the store already, such as a frozen model, are not sent again. The
-    manifest is sent last, so a killed upload leaves nothing that looks like a checkpoint. Failed operations are
-    repeated several times.
+    saved to disk with ``save`` or a ``Writer``, then sent with ``upload``. On a new machine, ``fetch`` downloads the
+    newest. For a folder on a disk, a shared disk included, use ``Folder``.
+
+    Files that are in the store already, for example a frozen model, are not sent again. The manifest, which is the list
+    of the files, is sent last, so a killed upload leaves nothing that looks like a checkpoint. A failed operation is
+    repeated up to four times, after pauses of 0.5 to 4 seconds, unless a retry cannot help. In a run of several
+    processes, use the object on rank 0 only. All calls wait for the store; to send in the background, call ``upload``
+    in ``on_saved`` of ``Writer.save``.
 
     The store must support the URL through fsspec: install ``pa-checkpoint[fsspec]`` and the library of the store, for
-    example ``s3fs``.
+    example ``s3fs``. The credentials are those that this library finds.
 
     Args:
-        url: The folder, for example ``"s3://bucket/run-7"``. Any URL that fsspec supports is allowed.
+        url: The folder, for example ``"s3://bucket/run-7"``. Any URL that fsspec supports is allowed. The bucket must
+            exist. The constructor does not connect; ``check`` does.
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint import load, save
+        >>> from pathlib import Path
+        >>> from pa_checkpoint import RemoteFolder, load, save
         >>> folder = tempfile.TemporaryDirectory()
         >>> store = RemoteFolder("memory://bucket/states")
         >>> for update in (100, 200, 300):
@@ -363,24 +373,30 @@ class RemoteFolder:
 
     @property
     def url(self) -> str:
-        """The URL of the folder."""
+        """The URL of the folder, a string as it was passed to the constructor, without a slash at the end.
+
+        It may contain a password; do not print it. ``explained`` writes messages without passwords. Example:
+        ``"s3://bucket/run-7"``.
+        """
         return self._store.url
 
     def explained(self, problem: str, place: object, error: Exception) -> CheckpointError:
         """Return an error that says which operation has failed, without passwords of the URL.
 
-        Use it for errors of custom operations on the store, for example in a background thread that logs them.
+        You call it in an ``except`` block around your own operations on the store, for example in a background thread
+        that logs its errors. The methods of this class raise explained errors by themselves.
 
         Args:
             problem: A sentence that names the failure.
-            place: The checkpoint or file that the operation was about.
-            error: The error of the store. It becomes the cause of the new error, unless its traceback could show a
-                password.
+            place: The checkpoint or file that the operation was about. Its ``str`` is shown.
+            error: The error that you have caught. It becomes the cause of the new error, unless its traceback could
+                show a password.
 
         Returns:
-            The error, which the caller raises or prints.
+            The new error, which you raise or print. It is not raised here.
 
         Example:
+            >>> from pa_checkpoint import RemoteFolder
             >>> store = RemoteFolder("memory://me:secret@bucket/states")
             >>> store.explained("A checkpoint was not sent.", "step_100", OSError("secret is wrong")).given
             'step_100: OSError: *** is wrong'
@@ -396,37 +412,48 @@ class RemoteFolder:
     # Listing
 
     def states(self) -> list[RemoteCheckpoint]:
-        """List the checkpoints in the store, oldest first.
+        """List the checkpoints in the store, of all runs, oldest first.
+
+        You call it to show the checkpoints, or to choose one to pass to ``download`` or ``digest``. Only the names in
+        the store are read, so a listed checkpoint may lack files; ``fetch`` skips such checkpoints.
 
         Returns:
-            The checkpoints. ``name`` is the name of the directory on disk, and ``update`` the number of optimizer
-            updates.
+            The checkpoints; an empty list if the store has none. Each has ``name``, the name of its directory on disk,
+            ``sequence``, its position in the order in which the checkpoints were saved, and ``update``, the number of
+            optimizer updates before it was saved.
 
         Raises:
             CheckpointError: The store cannot be queried, even after retries.
 
         Example:
-            >>> RemoteFolder("memory://bucket/an-empty-folder").states()
-            []
+            >>> import tempfile
+            >>> from pa_checkpoint import RemoteFolder, save
+            >>> store = RemoteFolder("memory://bucket/listed")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first", "update": 200})
+            ...     uploaded = store.upload(f"{folder}/step_200")
+            >>> [(state.name, state.sequence, state.update) for state in store.states()]
+            [('step_200', 1, 200)]
         """
         found = (_state(name) for name in self._store.sizes(_STATES))
         return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
 
     def has_run(self, run: str) -> bool:
-        """Return whether the store knows a run, because it was registered or has begun to send checkpoints.
+        """Return whether the store knows a run, because the run was registered or has begun to send checkpoints.
 
-        Use it when a run starts, to tell a new run from a run that resumes on a new machine.
+        You call it when a run starts, to tell a new run from a run that resumes on a new machine.
 
         Args:
-            run: The run, as in ``"run"`` of the summaries.
+            run: The text that identifies the run, as in ``"run"`` of the summaries.
 
         Returns:
-            True if the store knows the run.
+            True if the store knows the run. It may not have a complete checkpoint of the run yet.
 
         Raises:
             CheckpointError: The store cannot be queried, even after retries.
 
         Example:
+            >>> from pa_checkpoint import RemoteFolder
             >>> store = RemoteFolder("memory://bucket/known-runs")
             >>> store.register("first")
             >>> store.has_run("first"), store.has_run("second")
@@ -437,11 +464,13 @@ class RemoteFolder:
     def has_later(self, run: str, sequence: int, update: int) -> bool:
         """Return whether the store has a later checkpoint of a run than the given position.
 
-        Use it to skip an upload that is already superseded. Checkpoints with missing files do not count.
+        You call it before ``upload`` to skip a checkpoint that is already superseded. Checkpoints in the store with
+        missing files do not count.
 
         Args:
-            run: The run, as in ``"run"`` of the summaries.
-            sequence: The position of the known checkpoint in the order of its folder.
+            run: The text that identifies the run, as in ``"run"`` of the summaries.
+            sequence: The position of the known checkpoint in the order of its folder, as in
+                ``CheckpointInfo.sequence``.
             update: The number of optimizer updates of the known checkpoint, which decides between equal positions.
 
         Returns:
@@ -452,7 +481,7 @@ class RemoteFolder:
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import RemoteFolder, save
             >>> store = RemoteFolder("memory://bucket/later")
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first", "sequence": 2, "update": 200})
@@ -469,16 +498,18 @@ class RemoteFolder:
     def next_sequence(self) -> int:
         """Return one more than the highest sequence number in the store, or 1.
 
-        Use it for a run that begins with an empty disk, so that its checkpoints come after the checkpoints in the
-        store.
+        You call it in a run that begins with an empty disk, and pass the number as ``"sequence"`` of the summary to
+        ``save``, so that its checkpoints come after the checkpoints in the store. A run that has called ``fetch`` has
+        the newest checkpoint on its disk, and needs no call.
 
         Returns:
-            The number.
+            The number, at least 1.
 
         Raises:
             CheckpointError: The store cannot be queried, even after retries.
 
         Example:
+            >>> from pa_checkpoint import RemoteFolder
             >>> RemoteFolder("memory://bucket/an-empty-folder").next_sequence()
             1
         """
@@ -487,18 +518,22 @@ class RemoteFolder:
     def digest(self, state: RemoteCheckpoint) -> str:
         """Return the digest of a checkpoint in the store, which is the ``digest`` of the loaded ``Checkpoint``.
 
+        You call it to find out whether a checkpoint on disk and a checkpoint in the store have the same content,
+        without a download of the files. Only the manifest, which is the list of the files with their digests, is read.
+
         Args:
-            state: A checkpoint that ``states`` has listed.
+            state: A checkpoint that ``states`` has listed or ``upload`` has returned.
 
         Returns:
-            The SHA-256 digest of the manifest, in hexadecimal.
+            The SHA-256 digest of the manifest, in hexadecimal. ``verify`` returns it for a checkpoint on disk.
 
         Raises:
-            CheckpointError: The manifest is missing or damaged, or the store cannot be queried.
+            CheckpointNotFoundError: The checkpoint was removed from the store.
+            CheckpointError: The manifest is damaged, or the store cannot be queried.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save, verify
+            >>> from pa_checkpoint import RemoteFolder, save, verify
             >>> store = RemoteFolder("memory://bucket/digests")
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first"})
@@ -512,12 +547,15 @@ class RemoteFolder:
     def check(self) -> None:
         """Check that objects can be written, read, listed and removed in the store.
 
-        Call it when a script starts, so that missing permissions are an error then, not at the first upload.
+        You call it when a script starts, so that missing permissions are an error then, not at the first upload. It
+        writes a small object and removes it. It returns nothing.
 
         Raises:
-            CheckpointError: An operation has failed, even after retries.
+            CheckpointError: An operation has failed, even after retries. The message names the cause, for example a
+                missing bucket, wrong credentials or a library that is not installed.
 
         Example:
+            >>> from pa_checkpoint import RemoteFolder
             >>> RemoteFolder("memory://bucket/states").check()
         """
         name, content = f"{_WRITERS}/probe_{secrets.token_hex(4)}", b"written, read and removed by a run that starts"
@@ -529,16 +567,19 @@ class RemoteFolder:
     def register(self, run: str) -> None:
         """Record a run in the store before its first checkpoint is uploaded.
 
-        If the process is killed before the first upload, ``fetch`` then still uses checkpoints of this run that are on
-        the local disk.
+        You call it once when a new run starts. If the process is killed after its first save and before the first
+        upload, ``fetch`` then still uses the checkpoints of this run that are on the local disk. Without the call, it
+        ignores them, since they may belong to another experiment. For a run that the store knows, the call has no
+        effect.
 
         Args:
-            run: The run, as in ``"run"`` of the summaries.
+            run: The text that identifies the run, as in ``"run"`` of the summaries.
 
         Raises:
             CheckpointError: The store cannot be queried or written to.
 
         Example:
+            >>> from pa_checkpoint import RemoteFolder
             >>> store = RemoteFolder("memory://bucket/registered")
             >>> store.register("first")
             >>> store.has_run("first")
@@ -550,15 +591,18 @@ class RemoteFolder:
     def upload(self, directory: str | Path) -> RemoteCheckpoint:
         """Send a checkpoint to the store, without the files that are there already.
 
-        The manifest is sent last, so that a killed upload leaves no checkpoint. With the first upload of a run, this
-        object becomes its only sender: older processes that still send checkpoints of the run get an error. So a run
-        that was started a second time cannot mix with the first.
+        You call it after a save is complete, for example in ``on_saved`` of ``Writer.save``. It returns when the
+        checkpoint is in the store. The manifest, which is the list of the files, is sent last, so a killed upload
+        leaves no checkpoint.
+
+        With its first upload of a run, this object becomes the only sender of the run: older processes that still send
+        checkpoints of the run get an error. So a run that was started a second time cannot mix with the first.
 
         Args:
-            directory: The directory of a saved checkpoint.
+            directory: The directory of a saved checkpoint. Its name becomes the name in the store.
 
         Returns:
-            The description of the checkpoint in the store.
+            The description of the checkpoint in the store, with ``name``, ``sequence`` and ``update``.
 
         Raises:
             CheckpointNotFoundError: The checkpoint was replaced or removed during the upload.
@@ -568,7 +612,7 @@ class RemoteFolder:
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import RemoteFolder, save
             >>> store = RemoteFolder("memory://bucket/uploads")
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     save(f"{folder}/step_200", {"step": 200}, summary={"run": "first", "update": 200})
@@ -630,13 +674,14 @@ class RemoteFolder:
     def keep(self, newest: int, run: str) -> list[RemoteCheckpoint]:
         """Remove all checkpoints of a run except the newest, and the files that no remaining checkpoint needs.
 
-        If several checkpoints have the same name, only the newest complete one of them counts, as in a folder.
-        Checkpoints of other runs stay. Only the process that uploads the checkpoints of the run may call this. Files of
-        unfinished uploads are removed a minute later, by a further call.
+        You call it after each ``upload``, with the same object; only the process that uploads the checkpoints of the
+        run may call it. If several checkpoints have the same name, only the newest complete one of them counts, as in a
+        folder. Checkpoints with missing files do not count. Checkpoints of other runs stay. Files of unfinished uploads
+        are removed a minute later, by a further call.
 
         Args:
             newest: How many checkpoints to keep, at least 1.
-            run: The run, as in ``"run"`` of the summaries.
+            run: The text that identifies the run, as in ``"run"`` of the summaries.
 
         Returns:
             The removed checkpoints.
@@ -647,7 +692,7 @@ class RemoteFolder:
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import save
+            >>> from pa_checkpoint import RemoteFolder, save
             >>> store = RemoteFolder("memory://bucket/kept")
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     for step in (1, 2, 3):
@@ -725,19 +770,24 @@ class RemoteFolder:
     ) -> tuple[Path, list[Skipped]]:
         """Download the newest complete checkpoint to a local folder, and return its path.
 
-        Call it at the start of a script on a new machine, before ``Folder.newest``. Each file is compared with its
-        digest; a damaged checkpoint is skipped for the next older. Nothing is downloaded if the folder already has the
-        checkpoint. If the folder has a newer checkpoint of a run that the store knows, for example because the process
-        was killed before the upload, its path is returned.
+        You call it on rank 0 at the start of a script on a new machine, and pass the path to ``load``. Each file is
+        compared with its digest; a damaged checkpoint is skipped for the next older. Nothing is downloaded if the
+        folder already has the checkpoint. If the folder has a newer checkpoint of a run that the store knows, for
+        example because the process was killed before the upload, the path of that checkpoint is returned. To download a
+        checkpoint of your choice, use ``download``.
 
         Args:
-            into: The local folder.
-            name: The name of the wanted checkpoint, for example ``"final"``. The default, None, allows all names.
-            digest: The digest of the wanted checkpoint. The default, None, allows all checkpoints.
-            say: A function that is called with a sentence before a download. By default nothing is said.
+            into: The local folder, which is created if it is missing.
+            name: The name of the wanted checkpoint, for example ``"final"``. The default, None, allows all names, since
+                a resumed run continues from the newest.
+            digest: The digest of the wanted checkpoint, as ``verify`` returns it. The default, None, allows all
+                checkpoints.
+            say: A function that is called with a sentence before a download, for example ``print``. The default, None,
+                gives no message.
 
         Returns:
-            The path of the checkpoint in the folder, and the skipped checkpoints, newest first.
+            A pair: the path of the checkpoint in the folder, and the list of the skipped checkpoints, newest first,
+            which is usually empty.
 
         Raises:
             CheckpointNotFoundError: The store has no such checkpoint.
@@ -745,7 +795,7 @@ class RemoteFolder:
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import load, save
+            >>> from pa_checkpoint import RemoteFolder, load, save
             >>> store = RemoteFolder("memory://bucket/fetched")
             >>> with tempfile.TemporaryDirectory() as disk, tempfile.TemporaryDirectory() as other_disk:
             ...     save(f"{disk}/step_200", {"step": 200}, summary={"run": "first"})
@@ -804,22 +854,24 @@ class RemoteFolder:
     def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
         """Download a checkpoint of the store to a folder.
 
-        ``fetch`` chooses the checkpoint by itself. Use this method for a checkpoint from ``states``.
+        You call it with a checkpoint that you have chosen from ``states``; ``fetch`` chooses the newest by itself. Each
+        file is compared with its digest. The directory appears in the folder completely or not at all.
 
         Args:
             state: A checkpoint that ``states`` has listed.
             folder: The local folder, which is created if it is missing. A checkpoint of the same run and name is
-                replaced.
+                replaced; if anything else has the name, a number is appended to the name.
 
         Returns:
             The directory of the checkpoint, with exactly the files that were uploaded.
 
         Raises:
-            CheckpointError: The checkpoint was removed or is damaged, the store cannot be queried, or the disk is full.
+            CheckpointNotFoundError: The checkpoint was removed from the store.
+            CheckpointError: The checkpoint is damaged, the store cannot be queried, or the disk is full.
 
         Example:
             >>> import tempfile
-            >>> from pa_checkpoint import load, save
+            >>> from pa_checkpoint import RemoteFolder, load, save
             >>> store = RemoteFolder("memory://bucket/downloads")
             >>> with tempfile.TemporaryDirectory() as disk, tempfile.TemporaryDirectory() as other_disk:
             ...     save(f"{disk}/step_200", {"step": 200}, summary={"run": "first"})

@@ -53,29 +53,39 @@ class StoredPiece(NamedTuple):
 class StoredTensor:
     """Represent a tensor of a checkpoint whose values stay on disk until they are read.
 
-    ``load(..., lazy=True)`` returns it for tensors that several processes have saved in pieces. Each process then reads
-    only its piece, even if the tensor was saved whole or in different pieces, for example on a different number of
-    processes.
+    ``load(path, lazy=True)`` returns it for each tensor that several processes have saved in pieces, for example a
+    weight of an FSDP model. Use it if a model does not fit the memory of a process: each process then reads only its
+    piece, even if the tensor was saved whole or in different pieces, for example on a different number of processes.
+    The checkpoint must stay on the disk until the values are read.
+
+    You rarely call the constructor: ``load`` makes stored tensors from files, and ``StoredTensor.of`` makes one from a
+    tensor in memory. ``whole``, ``like`` and ``read_into`` read the values, and ``StoredTensor.resolve`` reads all
+    stored tensors in a state dict.
 
     Args:
         shape: The shape of the whole tensor.
         dtype: The type of the elements.
-        pieces: The saved pieces, which together cover the tensor once.
+        pieces: The saved pieces, which together cover the tensor once. Each is a named tuple of ``offsets`` (the
+            beginning of the piece in each dimension), ``shape`` (the shape of the piece), and ``source`` (an object
+            with a ``read_into(target, offsets)`` method, which fills a tensor from the part of the piece that begins at
+            the offsets).
 
     Attributes:
-        shape: The shape of the whole tensor.
-        dtype: The type of the elements.
+        shape: The shape of the whole tensor, a ``torch.Size``.
+        dtype: The type of the elements, for example ``torch.float32``.
         pieces: The saved pieces.
 
     Raises:
         ValueError: The pieces do not have as many elements as the tensor.
 
     Example:
+        >>> import torch
+        >>> from pa_checkpoint import StoredTensor
         >>> stored = StoredTensor.of(torch.arange(4.0))
         >>> target = torch.zeros(4)
         >>> stored.read_into(target)
-        >>> target
-        tensor([0., 1., 2., 3.])
+        >>> stored.shape, target
+        (torch.Size([4]), tensor([0., 1., 2., 3.]))
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, pieces: Sequence[StoredPiece]) -> None:
@@ -90,15 +100,18 @@ class StoredTensor:
     def of(cls, tensor: Tensor | StoredTensor) -> StoredTensor:
         """Return a tensor in memory as a stored tensor of a single piece; return a stored tensor unchanged.
 
-        Use it to treat both kinds of tensors in the same way.
+        You call it to treat both kinds of tensors in the same way, for example for a state dict from ``load(path,
+        lazy=True)`` that holds stored tensors and tensors in memory.
 
         Args:
             tensor: A tensor in memory, or a stored tensor.
 
         Returns:
-            A stored tensor, which shares the memory of the tensor.
+            A stored tensor, which shares the memory of the tensor: a later change of the tensor changes it, too.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> StoredTensor.of(torch.ones(2, 3)).shape
             torch.Size([2, 3])
         """
@@ -111,18 +124,26 @@ class StoredTensor:
     def resolve(value: Any, like: object = None) -> Any:
         """Replace all stored tensors in a value by tensors in memory.
 
-        Use it on a part of a checkpoint that was loaded with ``lazy=True``, before you pass the part to
-        ``load_state_dict``.
+        You call it on a part of a checkpoint that was loaded with ``lazy=True``, before you pass the part to
+        ``load_state_dict``. For a single stored tensor, use ``whole``, ``like`` or ``read_into``.
 
         Args:
-            value: A part of a checkpoint, or an entry in it. Its dictionaries are changed in place.
-            like: The present state of the object that will load the value. Tensors of the value are sharded like the
-                sharded tensors in it. By default all tensors are whole, on the CPU.
+            value: A part of a checkpoint, or an entry in it, for example a state dict. Its dictionaries are changed in
+                place.
+            like: The present state of the object that will load the value, for example ``model.state_dict()``. Where it
+                has a ``DTensor`` at the same keys and positions and with the same shape, the tensor of the value is
+                sharded in the same way, and this process reads only its piece. With the default, None, all tensors are
+                whole, on the CPU.
 
         Returns:
-            The value without stored tensors.
+            The value without stored tensors. A stored tensor that occurs twice is read once.
+
+        Raises:
+            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> StoredTensor.resolve({"weights": [StoredTensor.of(torch.ones(2))], "step": 3})
             {'weights': [tensor([1., 1.])], 'step': 3}
         """
@@ -131,14 +152,16 @@ class StoredTensor:
     def example(self) -> Tensor:
         """Return a tensor of the same shape and type that takes no memory, to compare shapes without reading values.
 
-        Use it where a function needs a tensor but only looks at its shape and type, for example for a check whether a
-        state dict fits a model.
+        You call it where a function needs a tensor but only looks at its shape and type, for example for a check
+        whether a state dict fits a model. Nothing is read from the disk.
 
         Returns:
             A tensor of zeros on the CPU, with the saved shape and dtype. All its elements are the same memory, so
             writing values to it, for example with ``copy_``, raises a ``RuntimeError``.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> example = StoredTensor.of(torch.ones(2, 3, dtype=torch.bfloat16)).example()
             >>> example.shape, example.dtype, example.untyped_storage().nbytes()
             (torch.Size([2, 3]), torch.bfloat16, 2)
@@ -148,15 +171,18 @@ class StoredTensor:
     def whole(self) -> Tensor:
         """Read the whole tensor into the memory of the CPU.
 
-        Use it on any process for a tensor that is small enough; ``like`` and ``read_into`` read only a piece.
+        You call it, on any process, for a tensor that is small enough; ``like`` and ``read_into`` read only the piece
+        of this process. The processes need not call it together.
 
         Returns:
-            A tensor with the saved shape and type.
+            A new tensor on the CPU with the saved shape and type.
 
         Raises:
-            CheckpointError: A file cannot be read any more.
+            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> StoredTensor.of(torch.arange(3)).whole()
             tensor([0, 1, 2])
         """
@@ -167,19 +193,23 @@ class StoredTensor:
     def like(self, parameter: Tensor) -> Tensor:
         """Read the tensor sharded like a parameter, or whole on the device of a plain parameter.
 
-        Use it for the state of an optimizer. A tensor of a different shape, for example the sum of each row, is split
-        along the dimensions that it shares with the parameter.
+        You call it to load optimizer state, whose tensors are split like their parameters. If you have the target
+        tensor already, use ``read_into``. A tensor of a different shape than the parameter, for example the sum of each
+        row, is split along the dimensions in which both have the same size.
 
         Args:
-            parameter: A parameter. If it is a ``DTensor``, this process reads only its piece.
+            parameter: A parameter, whose values are not used. If it is a ``DTensor``, this process reads only its
+                piece.
 
         Returns:
-            A tensor with the saved type.
+            A new tensor of the saved shape and type: a ``DTensor`` on the mesh of the parameter, or a plain tensor.
 
         Raises:
-            CheckpointError: A file cannot be read any more.
+            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> StoredTensor.of(torch.arange(3)).like(torch.nn.Parameter(torch.zeros(3)))
             tensor([0, 1, 2])
         """
@@ -190,13 +220,20 @@ class StoredTensor:
     def read_into(self, target: Tensor) -> None:
         """Fill a tensor of the same shape, of any type and on any device.
 
+        You call it to load a weight in place, without a second tensor of its size. For a new tensor, use ``whole`` or
+        ``like``. Gradients are not recorded.
+
         Args:
-            target: The tensor to fill. If it is a ``DTensor``, this process reads only its piece.
+            target: The tensor to fill, which must have the shape ``shape``: a larger tensor would be filled in part. If
+                it is a ``DTensor``, this process reads only its piece. The values are converted to its type.
 
         Raises:
-            CheckpointError: A file cannot be read any more.
+            RuntimeError: The tensor is too small.
+            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
 
         Example:
+            >>> import torch
+            >>> from pa_checkpoint import StoredTensor
             >>> weight = torch.nn.Parameter(torch.zeros(2))
             >>> StoredTensor.of(torch.ones(2)).read_into(weight)
             >>> weight.tolist()

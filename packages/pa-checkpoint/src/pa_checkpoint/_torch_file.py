@@ -15,14 +15,16 @@ _IS_DIRECTORY = 0x10
 def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
     """Return the damage in a file that ``torch.save`` wrote, or None if there is none.
 
-    ``torch.load`` ignores the checksums in a file, so a flipped bit would silently change a weight. Call this function
-    first. It runs nothing from the file. It does not check whether the file contains only plain values:
-    ``torch.load(weights_only=True)`` does. Files of the format before torch 1.6 have no checksums, and pass.
+    You call it before ``torch.load``, which ignores the checksums in a file, so a flipped bit would silently change a
+    weight. It runs nothing from the file. It does not check whether the file contains only plain values:
+    ``torch.load(weights_only=True)`` does. Files of the format before torch 1.6, and anything else that is not a zip
+    file, have no checksums, and give None. For a checkpoint of ``pa_checkpoint.save``, use ``verify``.
 
     Args:
-        file: The file, open for reading in binary mode. Afterwards its position is at the beginning.
-        of_tensors: Whether to compare the contents of tensors, too, which reads the whole file. The default is True.
-            Pass False for a quick check of a large file.
+        file: The file, open for reading in binary mode. Afterwards its position is at the beginning, so
+            ``torch.load(file)`` can read it.
+        of_tensors: Whether to compare the contents of tensors, too, which reads the whole file. The default is True,
+            since most of a file is tensors. Pass False for a quick check of a large file.
 
     Returns:
         A sentence about the damage, or None.
@@ -32,6 +34,7 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
 
     Example:
         >>> import io, struct, torch
+        >>> from pa_checkpoint.torch_states import find_damage
         >>> file = io.BytesIO()
         >>> torch.save(torch.ones(100), file)
         >>> find_damage(file) is None

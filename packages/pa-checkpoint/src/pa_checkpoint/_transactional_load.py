@@ -29,18 +29,22 @@ from pa_checkpoint._torch import is_sharded, local_piece
 def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointError:
     """Return the error for an object that cannot load a state.
 
-    Use it for the ``explain`` argument of ``TransactionalLoad``, with ``functools.partial``.
+    You call it where ``TransactionalLoad`` or ``refusals_explained`` takes an ``explain`` argument:
+    ``functools.partial(does_not_fit, model, "model.pt", "")`` is such a function, which is then called with the reason.
 
     Args:
-        target: The object.
+        target: The object. The message names its class.
         where: The file or the part of the checkpoint with the state.
-        do: The action that solves the problem, or an empty text for the usual advice.
-        found: The reason why the state does not fit.
+        do: The action that solves the problem, or an empty text for the usual advice: to build the object as it was
+            when the state was saved.
+        found: The reason why the state does not fit, for example from ``incompatibility``.
 
     Returns:
-        The error, which the caller raises.
+        The error, which you raise. It is not raised here.
 
     Example:
+        >>> from torch import nn
+        >>> from pa_checkpoint.torch_states import does_not_fit
         >>> print(does_not_fit(nn.Linear(1, 1), "model.pt", "", "it is empty"))
         The state does not fit this Linear; nothing was loaded.
           given:    model.pt: it is empty
@@ -58,19 +62,25 @@ def does_not_fit(target: object, where: str, do: str, found: str) -> CheckpointE
 def refusals_explained(
     explain: Callable[[str], CheckpointError], *, passing: tuple[type[Exception], ...] = ()
 ) -> Generator[None]:
-    """Turn errors of ``load_state_dict`` within the block into an error that names the state.
+    """Turn errors of ``load_state_dict`` within a ``with`` block into an error that names the state.
 
-    An object that receives the state of a different object raises a ``KeyError`` or a similar error, which says nothing
-    about the checkpoint.
+    You use it around your own ``load_state_dict`` calls. An object that receives the state of a different object raises
+    a ``KeyError`` or a similar error, which says nothing about the checkpoint. ``TransactionalLoad`` does the same, and
+    also restores the objects.
 
     Args:
-        explain: A function that returns the error to raise, when called with a text about the original error.
-        passing: Exception classes that are not about the state, and pass unchanged. The default is none.
+        explain: A function that is called with a text about the original error, and returns the error to raise.
+            ``functools.partial(does_not_fit, model, "model.pt", "")`` makes such a function.
+        passing: Exception classes that are not about the state, for example ``(MemoryError,)``; they are raised
+            unchanged. The default is none. A ``CheckpointError`` is always raised unchanged.
 
     Raises:
-        CheckpointError: The result of ``explain``, if the block has raised any other error.
+        CheckpointError: The result of ``explain``, if the block has raised any other exception. The original exception
+            is its cause.
 
     Example:
+        >>> from pa_checkpoint import CheckpointError
+        >>> from pa_checkpoint.torch_states import refusals_explained
         >>> with refusals_explained(lambda found: CheckpointError(f"The state does not fit: {found}.")):
         ...     {}["weight"]
         Traceback (most recent call last):
@@ -93,11 +103,19 @@ class _Stateful(Protocol):
 class TransactionalLoad:
     """Load the states of several objects, and restore all of them if any of them raises an error.
 
-    Without it, a failed resume leaves a model with loaded weights and an optimizer without its state, and a script that
-    catches the error continues from this mixture. Load all objects within a ``with`` block. If an error leaves the
-    block, the objects get their previous states back.
+    Use it to resume a model, an optimizer and a scheduler together. Without it, a failed resume leaves a model with
+    loaded weights and an optimizer without its state, and a script that catches the error continues from this mixture.
+    Load all objects within a ``with`` block. If an error leaves the block, the objects get their previous states back;
+    otherwise they keep the loaded states. Until the block ends, the host memory holds a copy of the previous weights.
+    Use a new object for each block; the constructor has no arguments.
+
+    On several processes, each process loads and restores its own objects, so exchange the outcome before you continue.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from pa_checkpoint import CheckpointError
+        >>> from pa_checkpoint.torch_states import TransactionalLoad
         >>> optimizers = [torch.optim.SGD(nn.Linear(1, 1).parameters(), lr) for lr in (0.1, 0.2)]
         >>> states = [{**optimizers[0].state_dict(), "param_groups": [{"lr": 3.0, "params": [0, 1]}]}, {}]
         >>> try:
@@ -128,20 +146,26 @@ class TransactionalLoad:
     def load(self, target: _Stateful, state: Any, explain: Callable[[str], CheckpointError]) -> None:
         """Load the state of any object with ``state_dict`` and ``load_state_dict``.
 
-        Modules are compared with the state first, since they load the matching weights before they raise an error.
-        Entries of a state that a scheduler of this version of torch does not have are left out. Tensors are sharded
-        like the present tensors of the object.
+        You call it within the ``with`` block for a scheduler, a gradient scaler, a module or your own object. An
+        optimizer is passed to ``load_optimizer``. Modules are compared with the state first, since they load the
+        matching weights before they raise an error. Entries of a state that a scheduler of this version of torch does
+        not have are left out. Tensors are sharded like the present tensors of the object.
 
         Args:
-            target: The object, for example a scheduler, a gradient scaler or a module.
+            target: The object, which is changed.
             state: The state that its ``state_dict`` returned. Dictionaries in it are changed if they contain a
                 ``StoredTensor``.
-            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
+            explain: A function that is called with the reason why the state does not fit, and returns the error to
+                raise, for example ``CheckpointError`` or ``functools.partial(does_not_fit, target, "model.pt", "")``.
 
         Raises:
-            CheckpointError: The state does not fit, or the object raises an error.
+            CheckpointError: The result of ``explain``, if the state does not fit, or the object raises an error.
 
         Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from pa_checkpoint import CheckpointError
+            >>> from pa_checkpoint.torch_states import TransactionalLoad
             >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
             >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
             >>> state = {**scheduler.state_dict(), "last_epoch": 7}
@@ -171,20 +195,30 @@ class TransactionalLoad:
     ) -> None:
         """Load the state of an optimizer, without changing the precision of its tensors.
 
-        ``load_state_dict`` of torch casts the state to the precision of the parameters. This method keeps the saved
-        precision, reads tensors that are still on disk, and shards the state like the parameters.
+        You call it within the ``with`` block. ``load_state_dict`` of torch casts the state to the precision of the
+        parameters. This method keeps the saved precision, reads tensors that are still on disk, and shards the state
+        like the parameters. It does not check that the shapes of the state fit the parameters; call ``incompatibility``
+        first.
 
         Args:
-            optimizer: The optimizer.
+            optimizer: The optimizer, which is changed.
             state: The state that its ``state_dict`` returned. The optimizer uses its tensors without a copy.
-            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
-            added_groups: The parameters of each group that the state has and the optimizer lacks, for example after a
-                callback of the earlier run has unfrozen layers. The groups are added first. The default is none.
+            explain: A function that is called with the reason why the state does not fit, and returns the error to
+                raise, for example ``CheckpointError`` or ``functools.partial(does_not_fit, optimizer, "optimizer.pt",
+                "")``.
+            added_groups: The parameters of each group that the state has and the optimizer lacks, for example because
+                layers were unfrozen in the earlier run. The groups are added first. The default is none, since most
+                optimizers keep their groups.
 
         Raises:
-            CheckpointError: The optimizer raises an error, or lacks tensors of the state after loading.
+            CheckpointError: The optimizer raises an error, which is passed to ``explain``, or lacks tensors of the
+                state after loading.
 
         Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from pa_checkpoint import CheckpointError
+            >>> from pa_checkpoint.torch_states import TransactionalLoad
             >>> model = nn.Linear(1, 1)
             >>> optimizer = torch.optim.SGD([model.weight], 0.1)
             >>> groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
@@ -219,18 +253,27 @@ class TransactionalLoad:
     ) -> None:
         """Load a state dict of whole tensors into a model, which may be sharded.
 
-        Until the block ends, the host holds a copy of the present weights.
+        You call it within the ``with`` block for pretrained weights, or for weights that another process layout has
+        saved: each process passes the whole state dict and keeps its pieces. For a plain model whose state dict must
+        match, ``load`` gives better messages. Until the block ends, the host memory holds a copy of the present
+        weights.
 
         Args:
             model: The model without wrappers such as ``DistributedDataParallel``.
-            weights: The state dict.
-            explain: A function that returns the error to raise, when called with the reason why the state does not fit.
-            is_partial: Whether ``weights`` may lack some weights, which keep their values. The default is False.
+            weights: The state dict, with the names that ``model.state_dict()`` uses.
+            explain: A function that is called with the reason why the state does not fit, and returns the error to
+                raise, for example ``CheckpointError`` or ``functools.partial(does_not_fit, model, "model.pt", "")``.
+            is_partial: Whether ``weights`` may lack some weights, which keep their values. The default is False, since
+                a missing weight is usually a mistake.
 
         Raises:
-            CheckpointError: The model raises an error.
+            CheckpointError: The result of ``explain``, if the model raises an error.
 
         Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from pa_checkpoint import CheckpointError
+            >>> from pa_checkpoint.torch_states import TransactionalLoad
             >>> model = nn.Linear(2, 1)
             >>> with TransactionalLoad() as loading:
             ...     loading.load_weights(model, {"bias": torch.ones(1)}, CheckpointError, is_partial=True)
@@ -249,18 +292,23 @@ class TransactionalLoad:
     def load_models(self, models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
         """Load the saved states of several models; weights that do not match keep their values.
 
-        The extra states of modules are loaded first, since only they may raise an error. The weights are not restored
-        after an error, unless ``keep_weights`` was called.
+        You call it within the ``with`` block, if the checkpoint was saved with ``SavedModel.of``. Weights with a
+        different name, shape or kind are left out without an error; call ``incompatibility`` first if they should be an
+        error. Call ``keep_weights`` for each model before, so that an error restores the weights, too: this method
+        restores only the extra states of modules by itself. The extra states are loaded first, since only they may
+        raise an error.
 
         Args:
-            models: The models without wrappers, by name.
-            saved: The saved states by name, as ``SavedModel.of`` returns them. Models without a saved state stay
-                unchanged.
+            models: The models without wrappers such as ``DistributedDataParallel``, by name.
+            saved: The saved states by name, as ``SavedModel.of`` returns them or ``SavedModel(**part)`` makes them from
+                a loaded checkpoint. Models without a saved state stay unchanged.
 
         Raises:
-            CheckpointError: A module raises an error for its extra state.
+            CheckpointError: A module raises an error for its extra state, or a file cannot be read any more.
 
         Example:
+            >>> from torch import nn
+            >>> from pa_checkpoint.torch_states import SavedModel, TransactionalLoad
             >>> pretrained, model = nn.Linear(2, 1), nn.Linear(2, 1)
             >>> with TransactionalLoad() as loading:
             ...     loading.load_models({"model": model}, {"model": SavedModel.of(pretrained)})
@@ -286,12 +334,16 @@ class TransactionalLoad:
     def keep_weights(self, model: nn.Module) -> None:
         """Copy the weights and the extra state of a model to the host, and restore them if an error leaves the block.
 
-        Of a sharded model, each process copies its pieces. ``load`` and ``load_weights`` call this method themselves.
+        You call it within the ``with`` block before you change a model in your own way, or before ``load_models``.
+        ``load`` and ``load_weights`` call it themselves. Of a sharded model, each process copies its pieces. The copy
+        takes as much host memory as the weights, until the block ends.
 
         Args:
-            model: The model without wrappers.
+            model: The model without wrappers such as ``DistributedDataParallel``.
 
         Example:
+            >>> from torch import nn
+            >>> from pa_checkpoint.torch_states import TransactionalLoad
             >>> model = nn.Linear(2, 1)
             >>> before = model.bias.item()
             >>> try:
