@@ -140,13 +140,22 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Return whether a value is a ``DTensor``, which is split over processes.
+    """Return whether a value is a sharded tensor, a ``DTensor`` whose parts are on different processes.
+
+    Check it in code that reads or changes the parameters of any model: the shape of a sharded parameter is the shape of
+    the whole tensor, but this process holds only a part of the values. ``is_sharded_module`` answers the question for a
+    whole module. It works without a process group.
 
     Args:
-        value: Any object; False if it is not a tensor.
+        value: Any object.
+
+    Returns:
+        True for a ``DTensor``; False for a plain tensor and for any other object.
 
     Example:
-        >>> is_sharded(nn.Linear(2, 1).weight)
+        >>> import torch
+        >>> from pa_core.sharding import is_sharded
+        >>> is_sharded(torch.nn.Linear(2, 1).weight)
         False
     """
     tensor: Any = sys.modules.get("torch.distributed.tensor")
@@ -154,13 +163,22 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Return whether ``fully_shard`` has split parameters of a module over processes.
+    """Return whether ``fully_shard`` of torch has split parameters of a module over the processes.
+
+    Check it before you copy or export a model: every process must then take part in gathering its parameters. Within a
+    trainer, ``trainer.is_sharded`` also tells that a model will be sharded when the run starts. It does not
+    communicate.
 
     Args:
-        module: The module, with all of its layers.
+        module: The module; all of its submodules are checked.
+
+    Returns:
+        True if the module or a submodule was passed to ``fully_shard``, or any parameter is a ``DTensor``.
 
     Example:
-        >>> is_sharded_module(nn.Linear(2, 1))
+        >>> import torch
+        >>> from pa_core.sharding import is_sharded_module
+        >>> is_sharded_module(torch.nn.Linear(2, 1))
         False
     """
     return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
@@ -173,30 +191,44 @@ def is_unit(module: nn.Module) -> bool:
 
 
 def reshard(module: nn.Module) -> None:
-    """Free the whole parameters of a sharded module, so that each process has only its pieces.
+    """Free the gathered parameters of a sharded module, so that each process holds only its own part of them again.
 
-    Call it before you write to parameters: after a forward pass without a backward pass, for example in an evaluation,
-    the parameters outside of the blocks are still whole, and changes of them would not reach the pieces. It exchanges
-    nothing, and does not change plain modules.
+    Call it before you change parameters outside of a training step. A forward pass gathers whole parameters, and
+    without a backward pass, for example in an evaluation, some of them stay whole; a change of them would be lost.
+    Nothing is sent to other processes, and plain modules are not changed.
 
     Args:
-        module: A module, sharded or not.
+        module: A module, sharded or not; its submodules are included.
 
     Example:
-        >>> reshard(nn.Linear(2, 1))  # a plain module does not change
+        >>> import torch
+        >>> from pa_core.sharding import local_pieces, reshard
+        >>> model = torch.nn.Linear(2, 1)
+        >>> reshard(model)  # a plain module does not change
+        >>> for part in local_pieces(model.parameters()):
+        ...     _ = part.detach().mul_(0.5)
     """
     for unit in filter(is_unit, module.modules()):
         cast("Any", unit).reshard()
 
 
 def local_piece(tensor: Tensor) -> Tensor:
-    """Return this process's piece of a sharded tensor, which shares its memory, or the plain tensor itself.
+    """Return the part of a sharded tensor that this process holds, or a plain tensor itself.
+
+    Use it to read or change weights in place without communication, no matter whether the model is sharded. The result
+    shares memory with the tensor. Call ``reshard`` for the module first if you change parameters.
 
     Args:
-        tensor: A sharded or plain tensor. The pieces of the processes may have different shapes.
+        tensor: A sharded or plain tensor, on any device.
+
+    Returns:
+        A plain tensor. Its shape is the shape of this process's part, which may differ between processes and may have
+        no rows; for a plain tensor it is the same object.
 
     Example:
-        >>> weight = nn.Linear(2, 1).weight
+        >>> import torch
+        >>> from pa_core.sharding import local_piece
+        >>> weight = torch.nn.Linear(2, 1).weight
         >>> local_piece(weight) is weight
         True
     """
@@ -204,14 +236,25 @@ def local_piece(tensor: Tensor) -> Tensor:
 
 
 def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this process's piece of each tensor, for code that changes weights in place.
+    """Return the part of each tensor that this process holds, for code that changes many weights in place.
+
+    It is ``local_piece`` for several tensors, for example before a single call of ``torch_names.foreach``. The results
+    share memory with the tensors. Call ``reshard`` for the module first if you change parameters.
 
     Args:
-        tensors: Sharded or plain tensors.
+        tensors: Sharded or plain tensors, for example ``model.parameters()``.
+
+    Returns:
+        A list of plain tensors in the same order. Plain tensors are in it themselves.
 
     Example:
-        >>> for piece in local_pieces(nn.Linear(2, 1).parameters()):
-        ...     _ = piece.detach().zero_()
+        >>> import torch
+        >>> from pa_core.sharding import local_pieces
+        >>> model = torch.nn.Linear(2, 1)
+        >>> for part in local_pieces(model.parameters()):
+        ...     _ = part.detach().zero_()
+        >>> model.bias.item()
+        0.0
     """
     return [local_piece(tensor) for tensor in tensors]
 
@@ -239,17 +282,25 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
     """Return the model inside distributed wrappers and, if requested, inside ``torch.compile``.
 
+    Use it for the attributes and the state dict of your class, or to export a model that you wrapped yourself; the keys
+    of a wrapped model's state dict have a prefix. For the model of a trainer, ``trainer.get_model()`` does the same.
+    ``DistributedDataParallel``, ``DataParallel`` and compiled modules are unwrapped; a sharded model is its own module
+    and is returned as it is.
+
     Args:
         model: A model, wrapped or not.
-        keep_torch_compile: Whether a compiled model is returned compiled, which is the default. A compiled model around
-            a distributed wrapper is never kept, because the wrapper is a part of it.
+        keep_torch_compile: True, the default, returns a compiled model compiled, so that calling it stays fast; False
+            returns the original. A compiled model around a distributed wrapper is never kept, because the wrapper is a
+            part of it.
 
     Returns:
         The model itself, not a copy.
 
     Example:
-        >>> model = nn.Linear(2, 1)
-        >>> unwrap_model(nn.DataParallel(model)) is model
+        >>> import torch
+        >>> from pa_core import unwrap_model
+        >>> model = torch.nn.Linear(2, 1)
+        >>> unwrap_model(torch.nn.DataParallel(model)) is model
         True
     """
     inside = compiled_from(model)

@@ -25,22 +25,32 @@ OLDEST_TRIED: Final = "2.11"
 NEWEST_TRIED: Final = "2.15"
 
 PARAMETERS: Final = "_parameters"
-"""The key of a module's own parameters in its ``vars``.
+"""The key of a module's own parameters in ``vars(module)``, whose value maps names to parameters or None.
 
-``named_parameters`` and similar methods build names, which takes three times as long, and skip second names.
+``vars(module)[PARAMETERS]`` is three times as fast as ``named_parameters(recurse=False)``, which builds names, and
+includes a parameter under each of its names.
 """
 
 BUFFERS: Final = "_buffers"
-"""The key of a module's own buffers in its ``vars``."""
+"""The key of a module's own buffers in ``vars(module)``, whose value maps names to buffers or None.
+
+``vars(module)[BUFFERS]`` includes non-persistent buffers, and a buffer under each of its names.
+"""
 
 CHILDREN: Final = "_modules"
-"""The key of a module's children in its ``vars``."""
+"""The key of a module's children in ``vars(module)``, whose value maps names to modules or None.
+
+``vars(module)[CHILDREN]`` includes a module under each of its names, while ``named_children()`` skips second names.
+"""
 
 COMPILED: Final = "_orig_mod"
 """The key of the original in a compiled module. Checking the class would import the compiler."""
 
 INPUT_CHECK: Final = "_check_input_dim"
-"""The method with which a batch norm layer checks its input; derived layers may have different rules."""
+"""The name of the method with which a batch norm layer checks its input, for ``getattr(layer, INPUT_CHECK)(tensor)``.
+
+It raises a ``ValueError`` for a tensor with the wrong number of dimensions; derived layers may have different rules.
+"""
 
 NESTED_SCHEDULERS: Final = "_schedulers"
 """The attribute with the schedulers of ``SequentialLR`` and ``ChainedScheduler``, which is not documented."""
@@ -89,13 +99,26 @@ def _private(owner: object, name: str) -> Any:
 
 
 def foreach(operation: str, *arguments: Any) -> Any:
-    """Apply an operation to lists of tensors in a single call, like torch's optimizers.
+    """Apply an operation to lists of tensors in a single call, which is faster than a loop over them.
+
+    It calls ``torch._foreach_*``, which has no public name. Use it for updates of many small tensors, for example an
+    average of the weights.
 
     Args:
-        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
-        *arguments: The arguments of the operation. Lists must not be empty.
+        operation: The name of the operation in torch without ``_foreach_``, for example ``"mul_"``, ``"lerp_"`` or
+            ``"norm"``. A name that ends in ``_`` changes the tensors of the first list in place.
+        *arguments: The arguments of the operation: lists of tensors, none of them empty and all of the same length, and
+            numbers.
+
+    Returns:
+        The results, a sequence of tensors in the order of the first list.
+
+    Raises:
+        UnsupportedConfigurationError: This version of torch does not have the operation.
 
     Example:
+        >>> import torch
+        >>> from pa_core.torch_names import foreach
         >>> tensors = [torch.ones(2), torch.ones(1)]
         >>> _ = foreach("mul_", tensors, 3.0)
         >>> tensors
@@ -105,15 +128,24 @@ def foreach(operation: str, *arguments: Any) -> Any:
 
 
 def non_persistent_buffers(module: nn.Module) -> set[str]:
-    """Return the names of a module's non-persistent buffers, without the buffers of its submodules.
+    """Return the names of a module's non-persistent buffers, which ``state_dict()`` leaves out.
 
-    A state dict tells them too, but would call the user's hooks.
+    Use it to copy or save a module without calling ``state_dict()``, which would call the user's hooks. The buffers of
+    submodules are not included: call it for each of ``module.modules()``.
 
     Args:
         module: The module.
 
+    Returns:
+        The module's own set of names, for example ``{"mask"}``, empty if there are none; do not change it.
+
+    Raises:
+        UnsupportedConfigurationError: This version of torch has a different attribute.
+
     Example:
-        >>> module = nn.Module()
+        >>> import torch
+        >>> from pa_core.torch_names import non_persistent_buffers
+        >>> module = torch.nn.Module()
         >>> module.register_buffer("mask", None, persistent=False)
         >>> non_persistent_buffers(module)
         {'mask'}

@@ -14,14 +14,23 @@ __all__ = ["warn_user"]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line: the innermost frame outside of ``pa_core`` and of the calling package.
+    """Show a warning that points at the line of the user's script, and not at a line inside of the library.
+
+    Use it in callbacks and packages that build on ``pa_core``, in place of ``warnings.warn``. The line is the innermost
+    one outside of ``pa_core`` and of the package that calls this function. Passwords and queries in URLs of the message
+    are replaced by ``***``. The usual filters of ``warnings`` apply.
 
     Args:
-        message: The problem and the advice.
-        category: The class; ``DeprecationWarning`` for features that will be removed.
+        message: The problem and the advice, in full sentences.
+        category: The class of the warning. The default, ``UserWarning``, is shown once for each line; pass
+            ``DeprecationWarning`` for features that will be removed.
+
+    Raises:
+        Warning: The ``category``, if a filter of ``warnings`` turns it into an error.
 
     Example:
         >>> import warnings
+        >>> from pa_core.user_warnings import warn_user
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     warn_user("The folder is empty. Pass another path.")

@@ -43,26 +43,32 @@ _collectives: Any = dist
 
 
 def num_processes() -> int:
-    """Return the number of processes of the run, 1 without a process group.
+    """Return the number of processes of the run on all machines; 1 without a launcher.
 
-    Use it without a trainer; with a trainer, ``trainer.num_processes`` is the same. Before the first trainer, call
-    ``connect()``.
+    Use it in code without a trainer; ``trainer.num_processes`` is the same number. Before the first trainer is created,
+    call ``connect()`` on every process first: until the processes are connected, the result is 1. It does not
+    communicate.
 
     Example:
-        >>> num_processes()
+        >>> from pa_core.distributed import connect, num_processes
+        >>> connect()
+        >>> num_processes()  # without a launcher
         1
     """
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process in the run, from 0 on; 0 without a process group.
+    """Return the number of this process among all processes of the run, from 0 to ``num_processes() - 1``.
 
-    Use it without a trainer; with a trainer, ``trainer.process_index`` is the same. Before the first trainer, call
-    ``connect()``.
+    Use it in code without a trainer; ``trainer.process_index`` is the same number. Before the first trainer is created,
+    call ``connect()`` on every process first: until the processes are connected, the result is 0 on each of them. It
+    does not communicate.
 
     Example:
-        >>> rank()
+        >>> from pa_core.distributed import connect, rank
+        >>> connect()
+        >>> rank()  # without a launcher
         0
     """
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -90,15 +96,20 @@ def _is_alone() -> bool:
 
 
 def connect() -> None:
-    """Connect the processes of a launcher, as the first trainer does.
+    """Connect the processes that a launcher started, so that they can exchange values before the first trainer exists.
 
-    Call it on every process before collective operations that come before the first trainer. It is not a barrier
-    between statements of the script: afterwards, each process continues on its own. Without a launcher, and if the
-    processes are connected already, it has no effect.
+    The first trainer does the same, so you only need this for code that comes before it: call it on every process.
+    ``gather_objects``, ``gather``, ``world_process_zero_only`` and the other decorators connect by themselves; ``rank``
+    and ``num_processes`` do not. Each process waits here until all have called it for the first time; later calls have
+    no effect and wait for nothing, so it cannot be used as a barrier. Without a launcher it connects nothing.
+
+    It chooses the device and the backend (NCCL on CUDA, gloo on a CPU) by the launcher's settings, which a later
+    trainer has to use too.
 
     Example:
+        >>> from pa_core.distributed import connect, rank
         >>> connect()
-        >>> rank()
+        >>> rank()  # without a launcher
         0
     """
     _accelerate.process_state()
@@ -107,16 +118,26 @@ def connect() -> None:
 def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum of a small tensor over all processes, for example of counters; every process must call this.
 
+    Each process waits until the others have called it. Use it for counts and sums; for rows of different numbers use
+    ``gather``, and for metrics of a run ``trainer.log``, which sends its values together.
+
     Args:
-        values: A tensor of the same shape and dtype on each process, on the device of the run: the process group's
-            backend has to support it, for example CUDA for NCCL.
+        values: A tensor of the same shape and dtype on each process, on a device that the process group's backend
+            supports: CUDA for NCCL, the CPU for gloo.
 
     Returns:
-        A tensor of the same shape, on the same device; ``values`` itself on one process.
+        A tensor of the same shape, dtype and device, without a graph, the same on every process; on one process
+        ``values`` itself.
+
+    Raises:
+        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
 
     Example:
-        >>> sum_over_processes(torch.tensor([3.0]))
-        tensor([3.])
+        >>> import torch
+        >>> from pa_core.distributed import sum_over_processes
+        >>> correct_and_total = torch.tensor([3.0, 8.0])
+        >>> sum_over_processes(correct_and_total)  # on one process
+        tensor([3., 8.])
     """
     if _is_alone():
         return values
@@ -152,32 +173,50 @@ def _exchanged(tensor: Tensor) -> Tensor:
 def broadcast_buffers(module: nn.Module) -> None:
     """Copy the buffers of rank zero to every process, for example the running statistics of BatchNorm.
 
-    Every process must call this. Trainers do so in each update; call it yourself before you use buffers that the
-    processes changed separately. All buffers of the same dtype are sent in a single message, so that the cost does not
-    grow with the number of layers. On one process it has no effect.
+    Every process must call this, and waits for the others. Trainers call it in each update; call it yourself before you
+    use buffers that the processes changed separately, for example in a loop without a trainer. ``broadcast_weights``
+    copies the parameters too. The buffers are changed in place; those of the same dtype are sent in a single message,
+    so that the cost does not grow with the number of layers. On one process it has no effect.
 
     Args:
-        module: A module with the same buffers on every process, on a device that the process group's backend supports:
-            CUDA for NCCL, the CPU for gloo.
+        module: A module with buffers of the same shapes on every process, on a device that the process group's backend
+            supports: CUDA for NCCL, the CPU for gloo. The buffers of submodules and non-persistent buffers are
+            included.
+
+    Raises:
+        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
 
     Example:
-        >>> broadcast_buffers(nn.BatchNorm1d(2))
+        >>> import torch
+        >>> from pa_core.distributed import broadcast_buffers
+        >>> layer = torch.nn.BatchNorm1d(2)
+        >>> broadcast_buffers(layer)  # on one process, nothing changes
+        >>> layer.running_mean
+        tensor([0., 0.])
     """
     broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
-    """Copy the parameters and the buffers of rank zero to every process, except for sharded parameters.
+    """Copy the parameters and the buffers of rank zero to every process, except for sharded tensors.
 
-    Every process must call this. Trainers do so for the modules that they train; call it for other modules that each
-    process has initialised differently. A message is sent for each dtype. On one process it has no effect.
+    Every process must call this, and waits for the others. Trainers call it for the modules that they train; call it
+    for other modules that each process has initialized differently, for example a teacher with random weights. The
+    tensors are changed in place; a message is sent for each dtype. Sharded tensors, which are split over the processes,
+    stay as they are. On one process it has no effect.
 
     Args:
-        module: A module with the same parameters and buffers on every process, on a device that the process group's
-            backend supports.
+        module: A module with parameters and buffers of the same shapes on every process, on a device that the process
+            group's backend supports: CUDA for NCCL, the CPU for gloo.
+
+    Raises:
+        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
 
     Example:
-        >>> broadcast_weights(nn.Linear(2, 1))
+        >>> import torch
+        >>> from pa_core.distributed import broadcast_weights
+        >>> teacher = torch.nn.Linear(2, 1)
+        >>> broadcast_weights(teacher)  # now the same on every process
     """
     if not _is_alone():
         reshard(module)
@@ -208,23 +247,34 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
 def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
     """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
 
-    The first dimension may differ between processes. A tensor without dimensions counts as a row. Every process must
-    call this.
+    Every process must call this, and waits for the others. Use it in code without a trainer; within a run,
+    ``trainer.gather`` does the same, and ``Run.gather`` leaves out padding batches. For Python objects, for example
+    texts, use ``gather_objects``; for sums, ``sum_over_processes`` sends less.
 
     Args:
-        data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
-        padding_value: None, the default, requires the other dimensions to be equal. A number pads them to the longest
-            of all processes, and rows that consist of it are removed; a process whose rows are all padding may have a
-            tensor of a different number of dimensions.
-        with_gradient: Whether gradients flow through the result: the gradient of a row is the sum over all processes of
-            the gradients of their losses. Every process must then run a backward pass through it.
+        data: A tensor on the device of the run (CUDA for NCCL, the CPU for gloo), or a nested list, tuple or mapping of
+            tensors. The first dimension may differ between processes; a tensor without dimensions counts as a row.
+        padding_value: None, the default, requires the other dimensions to be equal, so that no value of your data can
+            be mistaken for padding. A number pads them to the longest of all processes, and rows that consist of it are
+            removed, including rows of your data: choose a value that your data does not contain. A process whose rows
+            are all padding may have a tensor of a different number of dimensions.
+        with_gradient: Whether gradients flow through the result; False, the default, detaches it, because metrics need
+            none. With True, the gradient of a row is the sum over all processes of the gradients of their losses, and
+            every process must run a backward pass through the result.
+
+    Returns:
+        The same structure; each tensor has the rows of all processes, on the device of this process, and is the same on
+        every process. On one process these are the rows of ``data``.
 
     Raises:
         ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
+        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
 
     Example:
-        >>> gather({"score": torch.tensor([0.5, 1.0])})
+        >>> import torch
+        >>> from pa_core.distributed import gather
+        >>> gather({"score": torch.tensor([0.5, 1.0])})  # on one process
         {'score': tensor([0.5000, 1.0000])}
     """
     with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
@@ -287,18 +337,20 @@ def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
     """Remove the rows of a tensor that are padding.
 
     A row, which is the content at an index of the first dimension, is padding if every element of it is the padding
-    value. So choose a value that your data does not contain. Use it for tensors that you padded yourself: the result of
-    ``trainer.gather`` with a padding value has no padding.
+    value. So choose a value that your data does not contain. Use it for tensors that you padded yourself, for example
+    sequences of different lengths: the result of ``trainer.gather`` with a padding value has no padding. It does not
+    communicate.
 
     Args:
-        padded_tensor: A tensor of shape ``(rows, ...)``, on any device.
+        padded_tensor: A tensor of shape ``(rows, ...)``, with at least one dimension, on any device.
         pad_value: The value of the padding; NaN is possible.
 
     Returns:
-        A tensor of shape ``(remaining rows, ...)``, in the same order.
+        A new tensor of shape ``(remaining rows, ...)``, in the same order, with the same dtype and device.
 
     Example:
         >>> import torch
+        >>> from pa_core.distributed import remove_padding
         >>> remove_padding(torch.tensor([[1, -100], [-100, -100], [2, 3]]), -100)
         tensor([[   1, -100],
                 [   2,    3]])
@@ -401,21 +453,27 @@ def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_
 def gather_objects(value: _R) -> list[_R]:
     """Return the Python objects of all processes, in the order of the ranks, for example lists of texts.
 
-    Every process must call this. The objects are pickled for the exchange; for tensors, ``gather`` is faster. Before
-    the first trainer is created, it connects the processes of a launcher.
+    Every process must call this, and waits for the others. The objects are pickled for the exchange; for tensors,
+    ``gather`` is faster. It works without a trainer: if none exists yet, it connects the processes of a launcher, as
+    ``connect()`` does.
 
     Args:
-        value: The object of this process, which can be pickled.
+        value: The object of this process, which can be pickled. The objects of the processes may differ in type and
+            size.
 
     Returns:
-        A list with an object for each process; on one process ``[value]``.
+        A list with an object for each process, the same on every process; on one process ``[value]``, with the object
+        itself.
 
     Raises:
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        OtherProcessError: Another process has ended, or this process runs a function that the others do not run.
 
     Example:
-        >>> gather_objects({"samples": 12})
-        [{'samples': 12}]
+        >>> from pa_core import gather_objects
+        >>> per_process = gather_objects(["cat", "dog"])  # on one process
+        >>> [text for texts in per_process for text in texts]
+        ['cat', 'dog']
     """
     return [value] if _is_alone() else pa_distributed.gather_objects(value)
 

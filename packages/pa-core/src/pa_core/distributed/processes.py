@@ -33,10 +33,14 @@ def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
 
 
 def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Run a function on rank zero only, for example a download; the other processes wait for it, and return None.
+    """Decorate a function that only rank zero runs, for example a download; the other processes wait, and return None.
 
-    Every process must call it: in a block that only one of them enters, it would wait for the others forever. Functions
-    that it calls may be decorated in the same way, and do not wait again.
+    Use it for work on a shared disk whose result all processes need. ``local_process_zero_only`` runs a function once
+    on each machine, and ``trainer.on_main_process`` does not wait. It works without a trainer, and connects the
+    processes of a launcher in its first call.
+
+    Every process must call the decorated function: in a block that only one of them enters, it would wait for the
+    others forever. Functions that it calls may be decorated in the same way, and do not wait again.
 
     Args:
         function: The function to decorate.
@@ -45,10 +49,12 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         A function with the same arguments; its result is None on all processes but rank zero.
 
     Raises:
-        OtherProcessError: On the other processes, if the function raises an exception on rank zero, which raises it
-            itself. A ``StopTrainingError`` reaches them through the loop instead.
+        OtherProcessError: Raised by the decorated function on the other processes, if the function raises an exception
+            on rank zero, which raises the exception itself. A ``StopTrainingError`` reaches them with the next update
+            instead.
 
     Example:
+        >>> from pa_core import world_process_zero_only
         >>> @world_process_zero_only
         ... def download() -> str:
         ...     return "downloaded once, and there for all that follows"
@@ -59,10 +65,13 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 
 
 def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Run a function on the first process of each machine only; the others wait for it, and return None.
+    """Decorate a function that only the first process of each machine runs; the others wait, and return None.
 
-    Use it for files on the local disk of each machine. Every process must call it; a process that others do not join
-    would wait for them forever.
+    Use it for files on the local disk of each machine, for example an unpacked archive. ``world_process_zero_only``
+    runs a function once in the whole run, which is right for a shared disk, and ``trainer.on_local_main_process`` does
+    not wait. It works without a trainer, and connects the processes of a launcher in its first call.
+
+    Every process must call the decorated function; a process that others do not join would wait for them forever.
 
     Args:
         function: The function to decorate.
@@ -71,9 +80,12 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         A function with the same arguments; its result is None on all but the first process of each machine.
 
     Raises:
-        OtherProcessError: On the other processes of the machine, if the function raises an exception on the first.
+        OtherProcessError: Raised by the decorated function on the other processes, if the function raises an exception
+            on a process that runs it, which raises the exception itself. A ``StopTrainingError`` reaches them with the
+            next update instead.
 
     Example:
+        >>> from pa_core import local_process_zero_only
         >>> @local_process_zero_only
         ... def unpack() -> str:
         ...     return "unpacked once on each machine"
@@ -100,15 +112,23 @@ def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ..
 
 
 def local_process_zero_first(function: Callable[_P, _R] | None = None) -> BlockOrDecorator | Callable[_P, _R]:
-    """Let the first process of each machine run a block, or a function, before the others.
+    """Let the first process of each machine run a block or a function before the others, which run it afterwards.
 
-    Use it for data that the first process prepares and the others read. Every process must enter it. If the first
-    process raises an exception, the others run it at once.
+    Use it for data that the first process prepares and caches, and the others read from the cache. All processes run
+    the code, and each gets its own result; with ``local_process_zero_only``, only the first process runs it. Every
+    process must enter the block, or call the function. If the first process raises an exception, it leaves the block
+    there, and the others run the block all the same. It works without a trainer, and connects the processes of a
+    launcher.
 
     Args:
-        function: The function to decorate; None for a block.
+        function: The function to decorate. None, the default, is for a block: ``with local_process_zero_first():``.
+
+    Returns:
+        The decorated function, with the same arguments and results; without a function, a context manager, which can
+        also decorate functions.
 
     Example:
+        >>> from pa_core import local_process_zero_first
         >>> with local_process_zero_first():
         ...     print("prepared once, then read by all")
         prepared once, then read by all
@@ -193,19 +213,24 @@ def notebook_launcher(
 ) -> None:
     """Run a training function from a notebook, in several processes, for example one for each GPU.
 
-    Create the trainer inside the function: objects that a notebook has initialised on an accelerator cannot be shared
-    with the processes that are started here.
+    Call it in a cell in place of ``accelerate launch``, which starts scripts. It returns when all processes have ended.
+    Create the trainer inside the function: objects that a notebook has initialized on an accelerator cannot be shared
+    with the processes that are started here. Results have to be written to files, because the result of the function is
+    dropped.
 
     Args:
-        function: The function to run; it is called once in each process, and its result is dropped.
-        args: The positional arguments of the function.
-        num_processes: The number of processes; None, the default, leaves the choice to accelerate.
+        function: The function to run; it is called once in each process.
+        args: The positional arguments of the function; none by default.
+        num_processes: The number of processes. None, the default, leaves the choice to accelerate: one process on a
+            machine without accelerators.
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
 
     Raises:
         UnsupportedConfigurationError: Several processes are requested after a trainer was created in this process.
+            Restart the kernel.
 
     Example:
+        >>> from pa_core import notebook_launcher
         >>> def main(epochs: int) -> None:
         ...     print("training for", epochs, "epochs")
         >>> notebook_launcher(main, (3,), num_processes=1)
