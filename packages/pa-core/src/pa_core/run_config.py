@@ -13,10 +13,12 @@ from pa_core.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The settings of the current run, for callbacks and trackers; created for each call of ``train`` or ``evaluate``.
+    """The settings of the current run, for callbacks and trackers; read it as ``trainer.run_config``.
 
-    Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the original
-    dictionaries does not change them. A count may be given as a float that is whole.
+    The trainer creates it when ``train()``, ``evaluate()`` or the block of a ``Run`` begins; you only construct it in
+    tests of your callbacks. Every value can be read as an attribute or by key (an unknown key raises ``KeyError``), and
+    none can be assigned. The dataloader arguments are copies, so changing the original dictionaries does not change
+    them. A count may be given as a float that is whole.
 
     A run that only evaluates makes no updates: it has ``num_epochs=1``, ``num_update_steps_per_epoch=0`` and
     ``max_num_train_steps`` None or 0. All other values follow the same rules as in training.
@@ -28,7 +30,7 @@ class TrainerRunConfig:
         eval_per_device_batch_size: Samples in an evaluation batch of one process.
         eval_dl_kwargs: The arguments of the evaluation dataloader.
         gradient_accumulation_steps: Training batches of one process in an optimizer update.
-        gradient_clip_value: Gradients are clipped to ``[-value, value]``; None does not clip.
+        gradient_clip_value: Each element of the gradients is clipped to ``[-value, value]``; None does not clip.
         train_total_batch_size: Samples of all processes in an optimizer update.
         eval_total_batch_size: Samples of all processes in an evaluation step.
         num_update_steps_per_epoch: Optimizer updates in an epoch. If epochs differ in length, this is the mean of all
@@ -43,7 +45,8 @@ class TrainerRunConfig:
         num_processes: Processes that take part.
         gradient_clip_norm: All gradients are scaled down together so that their norm is at most this. None, the
             default, does not clip, because clipping changes the gradient.
-        seed: The seed of the order of the data and of the augmentation; None if nothing was drawn.
+        seed: The seed of the order of the data and of the augmentation. None, the default, means that no seed was
+            drawn, for example in an evaluation.
         num_local_update_steps_per_epoch: Optimizer updates of this process in an epoch. The default is
             ``num_update_steps_per_epoch``, because every process takes part in every update.
 
@@ -51,15 +54,18 @@ class TrainerRunConfig:
         ConfigurationError: A count is not a whole number or too small, or a clipping threshold is not positive.
 
     Example:
-        >>> config = TrainerRunConfig(
-        ...     num_epochs=2, train_per_device_batch_size=8, train_dl_kwargs={"shuffle": True},
-        ...     eval_per_device_batch_size=16, eval_dl_kwargs={}, gradient_accumulation_steps=2,
-        ...     gradient_clip_value=None, train_total_batch_size=16, eval_total_batch_size=16,
-        ...     num_update_steps_per_epoch=10, max_num_train_steps=20, is_local_process_zero=True,
-        ...     is_world_process_zero=True, is_distributed=False, mixed_precision="no", num_processes=1,
-        ... )
-        >>> config.num_epochs, config["train_per_device_batch_size"], config.to_dict()["train_dl_kwargs"]
-        (2, 8, {'shuffle': True})
+        >>> import torch
+        >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+        >>> from pa_core.testing import make_regression
+        >>> class PrintLength(TrainerCallback):
+        ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+        ...         config = trainer.run_config
+        ...         print(config.max_num_train_steps, "updates of", config["train_total_batch_size"], "samples")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[PrintLength])
+        >>> trainer.train(make_regression(32), num_epochs=2)
+        8 updates of 8 samples
     """
 
     num_epochs: int
@@ -104,7 +110,21 @@ class TrainerRunConfig:
         object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
 
     def keys(self) -> tuple[str, ...]:
-        """Return the names of all values, in the order of the constructor, so that ``dict(config)`` works."""
+        """Return the names of all values, in the order of the constructor; with them, ``dict(config)`` works.
+
+        Returns:
+            A tuple of the names of the constructor's arguments, from ``"num_epochs"`` to
+            ``"num_local_update_steps_per_epoch"``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> trainer = Trainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> _ = trainer.evaluate(make_regression(8))
+            >>> trainer.run_config.keys()[0], dict(trainer.run_config)["num_epochs"]
+            ('num_epochs', 1)
+        """
         return tuple(entry.name for entry in fields(self))
 
     def __iter__(self) -> Iterator[str]:
@@ -117,9 +137,22 @@ class TrainerRunConfig:
         return getattr(self, key)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values in a form that ``json.dumps`` accepts, for example to log them.
+        """Return all values in a form that ``json.dumps`` accepts, for example to log them to a tracker.
 
-        Functions and classes become their qualified name, other objects, for example samplers, their ``repr``.
+        ``dict(config)`` has the same keys, with the values themselves, for example a collate function.
+
+        Returns:
+            A new dictionary of numbers, texts, True, False and None, and of dictionaries and lists of these. Functions
+            and classes become their qualified names, and other objects, for example samplers, their ``repr``.
+
+        Example:
+            >>> import json, torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> trainer = Trainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> _ = trainer.evaluate(make_regression(8))
+            >>> json.loads(json.dumps(trainer.run_config.to_dict()))["eval_per_device_batch_size"]
+            8
         """
         return {key: _plain(self[key]) for key in self.keys()}
 

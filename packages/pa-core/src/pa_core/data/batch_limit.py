@@ -20,22 +20,26 @@ BATCH_LIMIT_VARIABLE = "PT_ACC_LIMIT_BATCHES"
 
 
 class DataLoaderSlice(Generic[_BatchT_co]):
-    """Iterate over only the first batches of a loader.
+    """A loader that ends after the first batches of another loader, in each epoch.
 
-    Use it to limit your loader. Other attributes, for example ``dataset`` or ``batch_size``, belong to the loader.
+    Use it to limit a loader that you pass or return yourself, for example in ``create_train_dataloader``.
+    ``LimitBatches`` limits a whole script, and ``LimitBatchesCallback`` a trainer. Each iteration starts a new epoch of
+    the wrapped loader, and does not fetch further batches than the limit, except those that its workers prefetch.
 
     Args:
-        dl: Any iterable of batches that has a length.
-        slice_size: The number of batches, at least 1; a shorter loader is iterated to its end.
+        dl: Any iterable of batches that has a length, for example a ``DataLoader``.
+        slice_size: The number of batches in an epoch, at least 1; a shorter loader is iterated to its end.
 
     Attributes:
-        wrapped: The loader.
-        slice_size: The number of batches requested.
+        wrapped: The loader that was passed as ``dl``. Other attributes, for example ``dataset`` or ``batch_size``, are
+            read from it.
+        slice_size: The number of batches that was passed.
 
     Raises:
-        ConfigurationError: ``slice_size`` is less than 1.
+        ConfigurationError: ``slice_size`` is not a whole number of at least 1.
 
     Example:
+        >>> from pa_core.data import DataLoaderSlice
         >>> first_two = DataLoaderSlice(["a", "b", "c"], slice_size=2)
         >>> len(first_two), list(first_two)
         (2, ['a', 'b'])

@@ -23,10 +23,18 @@ from pa_data.batches import is_array
 class EvaluationSet:
     """A dataset to evaluate less often than after each epoch, in a mapping of several evaluation sets.
 
+    Use it for a large test set that would cost too much time after each epoch: pass it as a value of ``eval_dataset``
+    of ``train()``, next to plain datasets. ``trainer.eval_sets`` holds the sets of a run, each as an ``EvaluationSet``.
+    It is frozen: its attributes cannot be assigned.
+
     Args:
         dataset: The samples to evaluate, or a ``DataLoader`` of them.
         every_n_epochs: The set is evaluated after each epoch whose number, counted from 1, is a multiple of this, and
-            after the last epoch. The default, 1, evaluates it after each epoch.
+            after the last epoch. The default, 1, evaluates it after each epoch, like a plain dataset.
+
+    Attributes:
+        dataset: The samples or the loader that was passed.
+        every_n_epochs: The number that was passed.
 
     Raises:
         ConfigurationError: ``every_n_epochs`` is not a positive whole number.

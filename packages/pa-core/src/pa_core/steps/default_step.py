@@ -94,15 +94,25 @@ def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Itera
 
 
 def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> str:
-    """Return how to change targets or outputs so that a loss function can compare them.
+    """Return a sentence that says how to change targets or outputs so that a loss function can compare them.
+
+    Use it in a check of your own that has found that shapes or dtypes do not fit; ``BatchMismatchError`` and the checks
+    of ``pa_preflight`` contain the same sentence. It looks only at shapes, dtypes and the class of the loss function,
+    and computes nothing.
 
     Args:
-        loss_func: The loss function; other functions than torch's are assumed to compare element by element.
-        outputs: The outputs of the model.
-        targets: The targets.
+        loss_func: The loss function, an instance of a class in ``torch.nn`` or a function in ``torch.nn.functional``.
+            For any other function, an element-by-element comparison is assumed.
+        outputs: The outputs of the model, of any shape.
+        targets: The targets, which do not fit the outputs.
+
+    Returns:
+        A sentence with the expression to use, for example ``targets.unsqueeze(1)``.
 
     Example:
-        >>> advise_on_targets(nn.MSELoss(), torch.zeros(8, 1), torch.zeros(8))
+        >>> import torch
+        >>> from pa_core.steps.default_step import advise_on_targets
+        >>> advise_on_targets(torch.nn.MSELoss(), torch.zeros(8, 1), torch.zeros(8))
         'Add the last dimension to the targets: targets.unsqueeze(1).'
     """
     of_outputs, of_targets = tuple(outputs.shape), tuple(targets.shape)

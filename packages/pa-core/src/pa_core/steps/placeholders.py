@@ -142,26 +142,34 @@ class PlaceholderExpression(_Arithmetic):
 class TrainerPlaceholderValues(_Arithmetic, Enum):
     """Placeholders for numbers of a run, in the arguments of a learning rate scheduler.
 
-    Use them if a schedule depends on the length of the run, so that you need not compute it. The trainer replaces them
-    in the arguments of a ``functools.partial`` that is passed as ``create_scheduler_fn``. They can be combined with
-    numbers and with each other by ``+ - * / //``.
+    Use them if a schedule depends on the length of the run, so that you need not compute it. Pass them as arguments of
+    a ``functools.partial``, and the partial as ``create_scheduler_fn`` to ``train()`` or ``Run``: the trainer replaces
+    them when the run starts. They can be combined with numbers and with each other by ``+ - * / //``. Anything else
+    that needs the number, for example ``int(...)`` or a comparison, raises an ``ArgumentTypeError``, because the number
+    is not known yet.
 
     Attributes:
         NUM_EPOCHS: Epochs of the run.
-        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch; the scheduler is stepped after each update. It is the
-            same on any number of processes.
+        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch; the scheduler is stepped after each update by
+            default. It is the same on any number of processes.
         TRAIN_DATALOADER_LEN: Training batches of one process in an epoch.
         EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
-        PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``: each process
+        PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``, because each process
             takes part in each update.
 
     Example:
         >>> from functools import partial
-        >>> from torch.optim.lr_scheduler import StepLR
-        >>> seven_epochs = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 7
-        >>> create_scheduler_fn = partial(StepLR, step_size=seven_epochs)
-        >>> resolve_placeholders(create_scheduler_fn, {"num_update_steps_per_epoch": 10}).keywords
-        {'step_size': 70}
+        >>> import torch
+        >>> from pa_core import Trainer, TrainerPlaceholderValues
+        >>> from pa_core.testing import make_regression
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> two_epochs = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 2
+        >>> make_scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=two_epochs)
+        >>> trainer.train(make_regression(64), num_epochs=3, create_scheduler_fn=make_scheduler)
+        >>> trainer.scheduler.step_size  # 8 updates in an epoch
+        16
     """
 
     _value_: str
@@ -173,25 +181,41 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
     @classmethod
     def placeholder_set(cls) -> set[str]:
-        """Return the names of all placeholders.
+        """Return the names of all placeholders, for example to check a name from a configuration file.
+
+        Look up the placeholder of a name with ``TrainerPlaceholderValues[name]``.
+
+        Returns:
+            A new set of five names, such as ``"NUM_EPOCHS"``.
 
         Example:
+            >>> from pa_core import TrainerPlaceholderValues
             >>> sorted(TrainerPlaceholderValues.placeholder_set())[:2]
             ['EVAL_DATALOADER_LEN', 'NUM_EPOCHS']
+            >>> "NUM_EPOCHS" in TrainerPlaceholderValues.placeholder_set()
+            True
         """
         return set(cls.__members__)
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
-        """Return the number of this placeholder for the values of a run; the trainer calls it.
+        """Return the number of this placeholder in a run.
+
+        The trainer calls it when it creates the scheduler; you only need it to try out a schedule without a trainer.
+        ``resolve_placeholders`` does it for all arguments of a ``functools.partial``.
 
         Args:
-            values: The numbers of the run, by the value of each member.
+            values: The numbers of the run, by the value of each member, for example
+                ``{"num_epochs": 3, "num_update_steps_per_epoch": 100}``.
+
+        Returns:
+            The number for this placeholder in ``values``, unchanged.
 
         Raises:
-            ConfigurationError: The run has no such number, for example no evaluation loader.
+            ConfigurationError: ``values`` has no such number, for example because a run has no evaluation dataset.
 
         Example:
+            >>> from pa_core import TrainerPlaceholderValues
             >>> TrainerPlaceholderValues.NUM_EPOCHS.resolve({"num_epochs": 3})
             3
         """
@@ -210,22 +234,27 @@ _SchedulerT = TypeVar("_SchedulerT")
 def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:
     """Replace the placeholders in the arguments of a ``functools.partial`` with their numbers.
 
-    Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them. The partial
-    itself is not changed, so that the next run can use it too. A whole number becomes an int, even if a float scaled
-    it; a fraction, if a number is divided by a placeholder, stays a float.
+    The trainer does this with ``create_scheduler_fn``. Call it yourself in an override of ``create_scheduler``, or to
+    try out a schedule without a trainer. Positional and keyword arguments are searched, and the partials, lists, tuples
+    and dictionaries in them. The partial itself is not changed, so that the next run can use it too. A whole number
+    becomes an int, even if a float scaled it; a fraction, if a number is divided by a placeholder, stays a float.
 
     Args:
         factory: A partial; any other factory is returned unchanged.
-        values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
+        values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``, for example
+            ``{"num_epochs": 9, "num_update_steps_per_epoch": 100}``. Numbers that the partial does not use may be left
+            out.
 
     Returns:
-        A partial of the same function without placeholders.
+        A new partial of the same function, without placeholders.
 
     Raises:
-        ConfigurationError: ``values`` lacks a placeholder.
+        ConfigurationError: ``values`` lacks the number of a placeholder.
         ZeroDivisionError: An expression divides by zero.
 
     Example:
+        >>> from functools import partial
+        >>> from pa_core import TrainerPlaceholderValues, resolve_placeholders
         >>> factory = partial(dict, epochs=[1, TrainerPlaceholderValues.NUM_EPOCHS // 2])
         >>> resolve_placeholders(factory, {"num_epochs": 9})()
         {'epochs': [1, 4]}
