@@ -143,10 +143,10 @@ class StopTrainingError(Exception):
     update.
 
     In the step of a sharded model (whose parameters are split over the processes), it raises
-    ``UnsupportedConfigurationError``, because the other processes wait for this one; raise it in a callback there. In
+    ``UnsupportedConfigurationError``, because the other processes wait for this process; raise it in a callback there. In
     the loop of a ``Run``, only raise it on all processes; ``Run.request_stop`` works on a single process.
 
-    It derives from ``Exception`` alone. Its arguments are free, like those of ``Exception``; pass the reason as a text,
+    It derives from ``Exception`` alone. It takes any arguments, like ``Exception``; pass the reason as a text,
     which ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, and is raised by ``train()``.
 
     Example:
@@ -373,8 +373,7 @@ class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like Sys
     torch is its ``__cause__``.
 
     Attributes:
-        STATUS: The exit status, 75, which is the same as for ``TrainingPreempted``; ``code`` of an instance is the
-            same.
+        STATUS: The exit status, 75, which ``TrainingPreempted`` has too; ``code`` of an instance is the same.
 
     Example:
         Clean up before the script ends::

@@ -39,15 +39,35 @@ class TimmSchedulerLike(StatefulScheduler, Protocol):
 class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedulerLike]):
     """Train with a scheduler that has the interface of timm's schedulers; timm itself is not needed.
 
-    It has the arguments and methods of ``Trainer``. Use it for ``timm.scheduler``, whose schedulers do not
-    count their steps: pass a function that makes the scheduler as ``create_scheduler_fn`` to ``train``, for example
-    ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``. ``Trainer`` steps the schedulers of torch.
+    Use it for ``timm.scheduler``, whose schedulers do not count their steps; ``Trainer`` steps the schedulers of torch.
+    It has the arguments and methods of ``Trainer``. Pass a function that makes the scheduler as ``create_scheduler_fn``
+    to ``train()``, for example ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``.
 
-    ``step_update`` is called after each optimizer update with the number of updates of the run so far, and ``step``
-    after each epoch with the number of epochs of the run so far and the evaluation loss, None without an evaluation.
+    The trainer calls ``scheduler.step_update(num_updates=...)`` after each optimizer update with the number of updates
+    of the run so far, and ``scheduler.step(epoch, metric)`` after each epoch with the number of epochs of the run so
+    far and the evaluation loss, None without an evaluation.
+
+    Args:
+        model: The module to train.
+        loss_func: Called as ``loss_func(model_outputs, targets)``; None for a model that returns its own loss.
+        optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
+        callbacks: Callbacks, as classes or instances. The default, ``DEFAULT_CALLBACKS``, prints the progress and the
+            metrics, and ends a run whose loss is NaN.
+        run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
+        mixed_precision: "no", "bf16" or "fp16". None, the default, uses the launcher's setting.
+        cpu: True trains on the CPU. None, the default, uses the launcher's setting.
+        max_wait_seconds: The seconds that a process waits for another process before all of them print where they are
+            and exit; 600 by default, the same as NCCL's timeout.
+        create_optimizer_fn: A function that is called with the model and returns its optimizer, in place of
+            ``optimizer``; None by default.
+        reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; None, the default,
+            does not. ``Trainer`` explains it and all other arguments in detail.
 
     Raises:
-        ConfigurationError: When a run starts: the scheduler does not have these two methods.
+        ArgumentTypeError: An argument has the wrong type.
+        ConfigurationError: An argument cannot work. ``train()`` raises it if the scheduler does not have the two
+            methods.
+        UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
 
     Example:
         >>> import torch
@@ -75,11 +95,25 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def create_scheduler(self) -> TimmSchedulerLike | None:
-        """Create the scheduler of the run from ``create_scheduler_fn``; called once in each ``train()``.
+        """Create the scheduler of the run from ``create_scheduler_fn``, and check that it has timm's interface.
+
+        The trainer calls it once in each ``train()``; you need not call it yourself. Placeholders in a
+        ``functools.partial`` are replaced by the numbers of the run. Override it to create the scheduler without a
+        function; ``self.optimizer`` and ``self.run_config`` are ready then.
+
+        Returns:
+            The scheduler; None if ``train()`` was passed no function.
 
         Raises:
             ConfigurationError: The scheduler has no ``step_update``, or its ``step`` is not called with an epoch and a
                 metric.
+
+        Example:
+            An override with a scheduler of timm::
+
+                class WithCosine(TrainerWithTimmScheduler):
+                    def create_scheduler(self):
+                        return timm.scheduler.CosineLRScheduler(self.optimizer, t_initial=self.run_config.num_epochs)
         """
         scheduler = super().create_scheduler()
         steps_as_timm = type(self).scheduler_step is TrainerWithTimmScheduler.scheduler_step
@@ -95,18 +129,35 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def scheduler_step(self) -> None:
-        """Call ``scheduler.step_update`` with the number of updates, after each update.
+        """Call ``scheduler.step_update`` with the number of updates of the run so far; 1 after the first update.
 
-        The update in progress is counted already. An override need not call ``super()``.
+        The trainer calls it after each optimizer update, except after updates whose gradients overflowed in fp16; you
+        need not call it yourself. Override it if your scheduler needs other arguments, for example a metric;
+        ``super()`` need not be called.
+
+        Example:
+            >>> from pa_core import TrainerWithTimmScheduler
+            >>> class SchedulerWithLoss(TrainerWithTimmScheduler):
+            ...     def scheduler_step(self) -> None:
+            ...         self.scheduler.step_update(self.num_updates_completed + 1, metric=self.loss_tracker.average)
         """
         if self.scheduler is not None:
             self.scheduler.step_update(num_updates=self.num_updates_completed + 1)
 
     @override
     def training_run_epoch_end(self) -> None:
-        """Call ``scheduler.step`` with the number of epochs and the evaluation loss.
+        """Call ``scheduler.step`` with the number of epochs of the run so far and the evaluation loss.
 
-        An override has to call ``super()``. With several evaluation sets, the loss is the loss of the first set.
+        The trainer calls it at the end of each epoch, after its evaluation; you need not call it yourself. The loss is
+        None without an evaluation in this epoch; with several evaluation sets, it is the loss of the first set. An
+        override has to call ``super()``, because otherwise the learning rate would not change.
+
+        Example:
+            >>> from pa_core import TrainerWithTimmScheduler
+            >>> class PrintsRate(TrainerWithTimmScheduler):
+            ...     def training_run_epoch_end(self) -> None:
+            ...         super().training_run_epoch_end()
+            ...         self.print("learning rate:", self.optimizer.param_groups[0]["lr"])
         """
         if self.scheduler is not None:
             name = next((f"eval_{name}_loss_epoch" for name in self.eval_sets), "eval_loss_epoch")

@@ -24,7 +24,7 @@ class BatchOutput(TypedDict):
     """The dictionary that a step returns: the loss of a batch, the outputs of the model and the number of samples.
 
     Return it from an override of ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``. It is a
-    ``TypedDict``, so a plain dictionary with these keys is one, and the class is only needed for annotations. Callbacks
+    ``TypedDict``, so a plain dictionary with these keys fits, and the class is only needed for annotations. Callbacks
     get the whole dictionary as ``batch_output`` in ``on_train_step_end`` and ``on_eval_step_end``. Further keys are
     allowed; subclass it to declare them for a type checker.
 

@@ -175,7 +175,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Every process must call this, and waits for the others. Trainers call it in each update; call it yourself before you
     use buffers that the processes changed separately, for example in a loop without a trainer. ``broadcast_weights``
-    copies the parameters too. The buffers are changed in place; those of the same dtype are sent in a single message,
+    copies the parameters too. The buffers are changed in place. Buffers of the same dtype are sent in a single message,
     so that the cost does not grow with the number of layers. On one process it has no effect.
 
     Args:

@@ -32,28 +32,31 @@ _FORMATS = {
 
 
 class ResumableWriter:
-    """Write predictions piece by piece, so that written pieces survive a kill.
+    """Write predictions in pieces of consecutive samples, so that complete pieces survive a kill of the script.
 
-    ``Trainer.predict(dataset, write=...)`` creates and calls it. Use it directly if your own loop predicts: open the
-    writer, on the first process before the others, write the missing pieces in any order and on any process, and finish
-    on the first process when all pieces are written.
+    ``Trainer.predict(dataset, write=...)`` creates and calls it. Use it directly if your own loop predicts: ``open``
+    it, on the first process before the others; ``write`` the pieces in ``missing``, in any order and on any process;
+    ``finish`` on the first process when all pieces are written; and ``close`` on every process.
 
     Args:
         write: A file whose name ends in .csv, .jsonl or .parquet; or a function that is called with the predictions for
-            each batch and the range of their positions.
-        num_samples: The number of samples.
-        batch_size: The number of samples of each batch, except for the last.
-        samples_per_piece: The largest number of samples of a piece, rounded up to whole batches: they are predicted
-            again after a kill. The default is a thousandth of all samples, and 65,536 at most.
-        pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its name.
-            With a function, the folder holds a record of the written pieces; without a folder, nothing survives a kill.
-        other_pieces: What to do with pieces of other predictions: ``"error"``, the default, or ``"remove"``.
-        ids: A value for each sample, for a first column ``id``: a list, a tensor of one dimension, a ``range``. A
-            function gets the positions instead.
+            each batch and the ``range`` of their positions.
+        num_samples: The number of samples in the dataset.
+        batch_size: The number of samples in each batch, except for the last.
+        samples_per_piece: The largest number of samples in a piece, rounded up to whole batches: they are predicted
+            again after a kill. The default is a thousandth of all samples, and 65,536 at most: enough pieces for all
+            processes, and little lost work.
+        pieces: The folder of the pieces, which all processes share. The default is a folder next to the file, with
+            ``.pieces`` added to its name. With a function, the folder holds a record of the written pieces; without a
+            folder, nothing survives a kill.
+        other_pieces: What to do with pieces in the folder that belong to other predictions: ``"error"``, the default,
+            because they may be the work of hours, or ``"remove"``.
+        ids: A value for each sample, for a first column ``id``: a list, a tensor of one dimension, a ``range``. None,
+            the default, writes no such column. Not allowed with a function, which gets the positions instead.
 
     Attributes:
-        path: The file, None for a function.
-        missing: The positions of the samples of each missing piece, in order, once the writer is open.
+        path: The absolute path of the file; None for a function.
+        missing: The ``range`` of positions of each missing piece, in order; empty before ``open``.
 
     Raises:
         ArgumentTypeError: ``write`` is neither a path nor a function.
@@ -62,6 +65,8 @@ class ResumableWriter:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pa_core.predictions import ResumableWriter
         >>> temporary = tempfile.TemporaryDirectory()
         >>> writer = ResumableWriter(f"{temporary.name}/squares.csv", num_samples=5, batch_size=2)
         >>> writer.open({"weights": "those of Monday"})
@@ -118,28 +123,49 @@ class ResumableWriter:
         self._folder: PieceFolder | None = None if pieces is None else PieceFolder(Path(pieces), self._suffix)
 
     def batches(self, piece: range) -> list[range]:
-        """Return the positions of the samples of each batch of a piece, to iterate over while you write it.
+        """Return the positions of the samples in each batch of a piece, to predict them while you write the piece.
+
+        Call it for each piece that this process writes; ``write`` expects the predictions for these batches.
 
         Args:
-            piece: The positions of its samples, from ``missing``.
+            piece: A ``range`` from ``missing``.
 
         Returns:
-            Consecutive ranges of ``batch_size`` positions; the last may be shorter.
+            Consecutive ranges of ``batch_size`` positions in the dataset; the last may be shorter.
+
+        Example:
+            >>> from pa_core.predictions import ResumableWriter
+            >>> writer = ResumableWriter("squares.csv", num_samples=5, batch_size=2, samples_per_piece=4)
+            >>> writer.batches(range(0, 4))
+            [range(0, 2), range(2, 4)]
         """
         return _parts(piece, self._batch_size)
 
     def open(self, identity: Mapping[str, str], report: Callable[[str], None] = print) -> None:
-        """Find the existing pieces; on several processes, the first process has to call this before the others.
+        """Find the pieces that exist already, and set ``missing``; nothing can be written before.
+
+        Call it on every process: on the first process before the others, for example with a barrier between. It creates
+        the folder and keeps other runs out of it until ``close``.
 
         Args:
-            identity: The values that decide the predictions, by name, for example ``{"weights": digest, "prompt":
-                prompt}``. Pieces with other values are not reused.
-            report: A function that prints how many pieces exist, and why opening takes time.
+            identity: The values that decide the predictions, by name, for example
+                ``{"weights": digest, "prompt": prompt}``. Pieces that were written with other values are not reused.
+                All processes pass the same values.
+            report: A function that is called with lines for the user: how many pieces exist, and why opening takes
+                time. The default prints them.
 
         Raises:
-            CheckpointError: There are pieces of other predictions, or the folder holds other files.
-            FolderInUseError: Another run is writing them.
+            CheckpointError: There are pieces of other predictions, and ``other_pieces`` is ``"error"``; or the folder
+                holds other files.
+            FolderInUseError: Another run is writing to the folder.
             ConfigurationError: The processes do not share the folder.
+
+        Example:
+            >>> from pa_core.predictions import ResumableWriter
+            >>> writer = ResumableWriter(print, num_samples=3, batch_size=2)  # without a folder
+            >>> writer.open({})
+            >>> writer.missing
+            [range(0, 2), range(2, 3)]
         """
         self.missing = self._pieces
         if self._folder is not None:
@@ -153,15 +179,28 @@ class ResumableWriter:
                 report(f"{number} of {len(self._pieces)} pieces of the predictions are in {self._folder.path} already")
 
     def write(self, piece: range, batches: Iterable[tuple[range, Any]]) -> None:
-        """Write a piece, atomically if there is a folder; any process may call it, for each piece once.
+        """Write a piece: to a file in the folder, atomically, or by calling the function for each of its batches.
+
+        Call it between ``open`` and ``finish``, once for each piece in ``missing``, on any process. A kill in the
+        middle leaves the piece missing.
 
         Args:
-            piece: The positions of its samples, from ``missing``.
+            piece: A ``range`` from ``missing``.
             batches: For each batch of ``batches(piece)``, in order, its positions and the predictions for them: a
-                tensor or a list with a row for each sample, or a mapping of columns.
+                tensor or a list with a row for each sample, or a mapping of columns. An iterator computes them while
+                they are written.
 
         Raises:
-            BatchOutputError: The predictions do not fit the file.
+            BatchOutputError: The predictions do not fit the file, for example because they are not rows.
+            OSError: The piece cannot be written.
+
+        Example:
+            >>> from pa_core.predictions import ResumableWriter
+            >>> writer = ResumableWriter(print, num_samples=3, batch_size=3)
+            >>> writer.open({})
+            >>> for piece in writer.missing:
+            ...     writer.write(piece, [(batch, [n**2 for n in batch]) for batch in writer.batches(piece)])
+            [0, 1, 4] range(0, 3)
         """
         if self._folder is None:
             self._write_batches(batches, io.BytesIO())
@@ -181,14 +220,16 @@ class ResumableWriter:
         return columns if self._ids is None else self._ids.beside(columns, positions)
 
     def finish(self) -> None:
-        """Join the pieces once all are written, and remove them; call this on the first process only.
+        """Join the pieces into the file, in the order of the samples, and remove the pieces and their folder.
 
-        All processes must have written their pieces before: call ``wait_for_everyone()`` of a trainer, or gather an
-        object.
+        Call it once, on the first process only, after all processes have written their pieces: call
+        ``wait_for_everyone()`` of a trainer, or ``gather_objects``, before. With a function, it checks and removes the
+        record of the pieces. The file is written atomically, and an existing file is replaced. The example of
+        ``ResumableWriter`` calls it.
 
         Raises:
-            BatchOutputError: The pieces do not fit into the same file.
-            CheckpointError: A piece is damaged or missing.
+            BatchOutputError: The pieces do not fit into the same file, for example because their columns differ.
+            CheckpointError: A piece is damaged or missing. Remove it, and predict it again.
             OSError: The file cannot be written.
         """
         if self._folder is None:
@@ -204,7 +245,12 @@ class ResumableWriter:
         self._folder.remove()
 
     def close(self) -> None:
-        """Release the folder, so that other runs can write to it; call it on every process, even after an exception."""
+        """Release the folder, so that other runs can write to it.
+
+        Call it on every process at the end, even after an exception, for example in a ``finally`` block. It keeps the
+        pieces, so that a later run can complete them; after ``finish`` there are none left. The example of
+        ``ResumableWriter`` calls it.
+        """
         if self._folder is not None:
             self._folder.close()
 

@@ -96,7 +96,7 @@ def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Itera
 def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> str:
     """Return a sentence that says how to change targets or outputs so that a loss function can compare them.
 
-    Use it in a check of your own that has found that shapes or dtypes do not fit; ``BatchMismatchError`` and the checks
+    Use it in your own check that has found that shapes or dtypes do not fit; ``BatchMismatchError`` and the checks
     of ``pa_preflight`` contain the same sentence. It looks only at shapes, dtypes and the class of the loss function,
     and computes nothing.
 

@@ -100,16 +100,21 @@ class RunClock:
 class RunHistory(ABC):
     """The interface of histories, in which a trainer and its callbacks record metrics.
 
-    Derive from it to store metrics in your own format, and pass an instance as ``run_history``; ``InMemoryRunHistory``
-    is the default. Implement the abstract methods: ``get_metric_names``, ``get_metric_values``, ``get_latest_metric``,
-    ``update_metric``, ``metric_name_prefix``, ``set_metric_name_prefix`` and ``reset``. The number of the epoch and the
-    clock work even if ``super().__init__()`` is never called.
+    Derive from it to store metrics in your own format, and pass an instance as ``run_history`` to ``Trainer`` or
+    ``Run``; ``InMemoryRunHistory`` is the default and enough for most runs. Implement the abstract methods:
+    ``get_metric_names``, ``get_metric_values``, ``get_latest_metric``, ``update_metric``, ``metric_name_prefix``,
+    ``set_metric_name_prefix`` and ``reset``. Override ``state_dict`` and ``load_state_dict`` if recorded values have to
+    survive an interruption of the run. The constructor has no arguments, and the epoch and the clock work even if
+    ``super().__init__()`` is never called.
 
     Every process has its own history. The trainer records the same values in each of them: means over the samples of
     all processes.
 
+    Attributes:
+        clock: The position of the run in epochs, updates, samples and seconds, which the trainer advances.
+
     Example:
-        >>> from pa_core.tracking import RunHistory
+        >>> from pa_core import RunHistory
         >>> class LastValues(RunHistory):
         ...     def __init__(self):
         ...         self.values, self.prefix = {}, ""
@@ -141,13 +146,25 @@ class RunHistory(ABC):
 
     @property
     def current_epoch(self) -> int:
-        """The number of the current epoch, counted from 1; after the last epoch, the number of epochs plus 1."""
+        """The number of the current epoch, counted from 1; after the last epoch, the number of epochs plus 1.
+
+        It is 1 before the first run. The trainer increments it after ``on_training_run_epoch_end``, so in that event it
+        is still the number of the epoch that ends. ``trainer.num_epochs_completed`` counts complete epochs, from 0.
+        """
         return self.clock.epoch
 
     def increment_epoch(self) -> None:
-        """Begin the next epoch.
+        """Begin the next epoch: increment ``current_epoch`` by 1.
 
-        The trainer calls this after ``on_training_run_epoch_end``; callbacks must not call it.
+        The trainer calls this after ``on_training_run_epoch_end``, on every process. Callbacks must not call it; call
+        it yourself only if you use a history without a trainer.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.increment_epoch()
+            >>> history.current_epoch
+            2
         """
         self._increment_epoch()
 
@@ -157,11 +174,22 @@ class RunHistory(ABC):
 
     @abstractmethod
     def get_metric_names(self) -> Iterable[str]:
-        """Return the full names of all recorded metrics, with their prefixes, each once, in any order."""
+        """Return the full names of all recorded metrics, each once, in any order.
+
+        Implement it in your history. Loggers and plots call it to find the metrics; it must not communicate with other
+        processes.
+
+        Returns:
+            The names with their prefixes, for example ``["train_loss_epoch", "eval_loss_epoch"]``; empty before the
+            first metric. The example of ``RunHistory`` implements it.
+        """
 
     @abstractmethod
     def get_metric_values(self, metric_name: str) -> Iterable[Any]:
         """Return all values of a metric, in the order in which they were recorded.
+
+        Implement it in your history; callbacks and your own code call it, for example for the loss of each epoch. A
+        history that keeps only the last value returns only that value. The example of ``RunHistory`` implements it.
 
         Args:
             metric_name: The full name, with the prefix, for example "eval_loss_epoch".
@@ -171,13 +199,24 @@ class RunHistory(ABC):
         """
 
     def count_metric_values(self, metric_name: str) -> int:
-        """Return the number of recorded values of a metric; 0 if it was never recorded.
+        """Return how often a metric was recorded.
 
-        Loggers call it to find metrics that were updated. The default iterates over the values; override it if the
-        history can count faster.
+        Callbacks that log metrics call it to find out which metrics were updated. The default iterates over
+        ``get_metric_values``; override it if your history can count faster, and if it drops old values, because the
+        count has to grow with each update.
 
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
+
+        Returns:
+            The number of values, a whole number; 0 if the metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.count_metric_values("accuracy"), history.count_metric_values("f1")
+            (1, 0)
         """
         return sum(1 for _ in self.get_metric_values(metric_name))
 
@@ -185,22 +224,31 @@ class RunHistory(ABC):
     def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
         """Return the latest value of a metric, as it was recorded.
 
+        Implement it in your history. Callbacks that stop a run or save the best model call it, and you can call it in
+        callbacks and after a run. The example of ``RunHistory`` implements and calls it.
+
         Args:
-            metric_name: The full name, with the prefix.
-            default: The result for a metric that was never recorded.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
+            default: The result for a metric that was never recorded, and None is such a value. Without it (``...``), a
+                missing metric is an error, so that a misspelled name is noticed.
+
+        Returns:
+            The value that was last passed to ``update_metric`` under this name, usually a float.
 
         Raises:
-            MetricNotFoundError: The metric was never recorded, and there is no default. Another history may raise
-                another error.
+            MetricNotFoundError: The metric was never recorded, and there is no default. Your history may raise another
+                error.
         """
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
         """Record a value of a metric at the current position of the run.
 
-        The trainer calls it with names such as "train_loss_epoch"; call it in callbacks and hooks for your own metrics.
-        Call it on every process with the same value, because callbacks that save checkpoints or stop the run read the
-        value on each process.
+        Implement it in your history. The trainer calls it with names such as "train_loss_epoch" at the end of each
+        epoch; call it in callbacks and hooks for your own metrics. Call it on every process with the same value,
+        because callbacks that save checkpoints or stop the run read the value on each process. To record a mean over
+        the samples of an epoch, call ``trainer.log`` in the steps instead. The example of ``RunHistory`` implements and
+        calls it.
 
         Args:
             metric_name: The name, without the prefix: the history puts ``metric_name_prefix`` in front of it, and
@@ -212,56 +260,102 @@ class RunHistory(ABC):
     @property
     @abstractmethod
     def metric_name_prefix(self) -> str:
-        """The prefix that ``update_metric`` puts in front of names; empty unless it was set."""
+        """The text that ``update_metric`` puts in front of names; empty unless ``set_metric_name_prefix`` was called.
+
+        Implement it as a property of your history. The trainer reads it to restore the prefix after an evaluation in
+        the middle of an epoch, during which it ends in ``"intermediate_"``.
+        """
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set the prefix of the names of metrics recorded from now on, for example while evaluating other weights.
+        """Set the prefix of the names of metrics recorded from now on; names that are recorded already stay.
 
-        The trainer adds ``"intermediate_"`` to the prefix during an evaluation within an epoch, and restores it
-        afterwards. Restore it yourself if you set it.
+        Implement it in your history. Call it in a callback that records the same metrics for other weights, for example
+        ``"ema_"`` for an average of the weights, and restore the former ``metric_name_prefix`` afterwards. The trainer
+        adds ``"intermediate_"`` to the prefix during an evaluation within an epoch, and restores it afterwards.
 
         Args:
-            prefix: The prefix, which replaces the former prefix; the default removes it.
+            prefix: The prefix, which replaces the former prefix; the default, an empty text, removes it.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> before = history.metric_name_prefix
+            >>> history.set_metric_name_prefix("ema_" + before)
+            >>> history.update_metric("eval_loss_epoch", 0.5)
+            >>> history.set_metric_name_prefix(before)
+            >>> list(history.get_metric_names())
+            ['ema_eval_loss_epoch']
         """
 
     @abstractmethod
     def reset(self) -> None:
         """Remove all recorded values; the prefix may stay.
 
-        The trainer calls it when a new run starts, unless ``reset_run_history=False``, and then resets the clock
-        itself.
+        Implement it in your history. The trainer calls it on every process when a new run starts, unless ``train()``
+        was passed ``reset_run_history=False``, and then resets the clock itself. The example of ``RunHistory``
+        implements it.
         """
 
     def delete_metric(self, metric_name: str) -> None:
         """Remove all values of a metric, for example a metric that was recorded by mistake.
 
+        You call it; the trainer does not. This class always raises an error; override the method if your history can
+        delete metrics, as ``InMemoryRunHistory`` does.
+
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
 
         Raises:
-            NotImplementedError: This class of history cannot delete metrics; it has to override this method.
+            NotImplementedError: This class of history cannot delete metrics.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("typo", 0.5)
+            >>> history.delete_metric("typo")
+            >>> list(history.get_metric_names())
+            []
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot delete {metric_name!r}: override delete_metric to allow it."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a training state, ready for JSON: here only the clock.
+        """Return the state for a training state, from which a run resumes: here only the clock.
 
-        Override this and ``load_state_dict``, and call ``super()`` in both, so that recorded values survive an
-        interruption.
+        The trainer calls it each time a training state is saved. Override it together with ``load_state_dict``, and
+        call ``super()`` in both, so that recorded values survive an interruption.
 
         Returns:
-            A dictionary with the key "clock", and your keys.
+            A dictionary with the key "clock", and your keys. Values are numbers, texts, None, tensors, and containers
+            of them.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> sorted(InMemoryRunHistory().state_dict())
+            ['clock', 'metric_name_prefix', 'metrics']
         """
         return {"clock": self.clock.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the result of ``state_dict``, when a run resumes.
+        """Restore the result of ``state_dict``; the trainer calls it when a run resumes, on every process.
+
+        Here only the clock is restored. Override it together with ``state_dict``, and call ``super()`` in both.
 
         Args:
             state_dict: The result of ``state_dict``, of the same class of history.
+
+        Raises:
+            KeyError: ``state_dict`` has no "clock", or the clock lacks a reading.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> source, target = InMemoryRunHistory(), InMemoryRunHistory()
+            >>> source.increment_epoch()
+            >>> target.load_state_dict(source.state_dict())
+            >>> target.current_epoch
+            2
         """
         self.clock.load_state_dict(state_dict["clock"])
 
@@ -297,16 +391,24 @@ class MetricRecord:
 class InMemoryRunHistory(RunHistory):
     """A history that keeps every value in memory, about 70 bytes for each number; the default history.
 
+    Each trainer creates such a history, which you read as ``trainer.run_history`` after or during a run. Construct one yourself,
+    without arguments, to share a history between trainers, and pass it as ``run_history``. Training states (from which
+    a run resumes) contain its values.
+
     A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values. The
-    numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. Other values are left out of
-    ``records``, and so of plots and tables.
+    numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. Values that are not numbers
+    are left out of ``records``, and so of plots and tables.
 
     A tensor is copied when it is recorded: its graph, and a tensor that it is a view of, are not kept, and later
     changes have no effect. The latest value is returned as a tensor; in the list of all values, and after a resume, a
     scalar tensor is a plain number. Recording a tensor on an accelerator does not wait for it, but reading its value
     does.
 
+    Attributes:
+        clock: The position of the run in epochs, updates, samples and seconds, which the trainer advances.
+
     Example:
+        >>> from pa_core import InMemoryRunHistory
         >>> history = InMemoryRunHistory()
         >>> history.set_metric_name_prefix("ema_")
         >>> history.update_metric("accuracy", 0.5)
@@ -345,40 +447,89 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def get_metric_names(self) -> KeysView[str]:
-        """Return the full names of all metrics, as a set in the order in which they were first recorded."""
+        """Return the full names of all recorded metrics, in the order in which they were first recorded.
+
+        Call it to find out which metrics a run has.
+
+        Returns:
+            A set-like view of the names with their prefixes, for example "train_loss_epoch"; it is a copy, which does
+            not change with later updates.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("train_loss_epoch", 0.5)
+            >>> sorted(history.get_metric_names())
+            ['train_loss_epoch']
+        """
         return dict.fromkeys(self._metrics).keys()
 
     @override
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """Return all values of a metric, the oldest first, in a new list; it waits for values on an accelerator.
+        """Return all values of a metric, the oldest first.
+
+        Use it for the course of a metric over the epochs; ``records`` also has the epoch and the update of each value,
+        and ``get_latest_metric`` only the last value. It waits for values on an accelerator.
 
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "train_loss_epoch".
 
         Returns:
-            The values, scalar tensors as plain numbers; an empty list if the metric was never recorded.
+            A new list of the values, scalar tensors as plain numbers; an empty list if the metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.update_metric("accuracy", 0.75)
+            >>> history.get_metric_values("accuracy")
+            [0.5, 0.75]
         """
         return list(self._metrics[metric_name].read()) if metric_name in self._metrics else []
 
     @override
     def count_metric_values(self, metric_name: str) -> int:
-        """Return the number of recorded values of a metric; 0 if it was never recorded.
+        """Return how often a metric was recorded; callbacks that log metrics call it to find updated metrics.
+
+        It does not wait for values on an accelerator.
 
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "train_loss_epoch".
+
+        Returns:
+            The number of values, a whole number; 0 if the metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.count_metric_values("accuracy"), history.count_metric_values("f1")
+            (1, 0)
         """
         return len(self._metrics[metric_name].values) if metric_name in self._metrics else 0
 
     @override
     def get_latest_metric(self, metric_name: str, default: Any = ...) -> Any:
-        """Return the latest value of a metric; a tensor is on its own device.
+        """Return the latest value of a metric, for example the loss of the last epoch.
 
         Args:
-            metric_name: The full name, with the prefix.
-            default: The result for a metric that was never recorded.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
+            default: The result for a metric that was never recorded, for example None. Without it (``...``), a missing
+                metric is an error, so that a misspelled name is noticed.
+
+        Returns:
+            The value as it was recorded; a tensor stays a tensor on its device, so reading it may wait for an
+            accelerator.
 
         Raises:
-            MetricNotFoundError: The metric was never recorded, and there is no default.
+            MetricNotFoundError: The metric was never recorded, and there is no default. ``except KeyError`` catches it.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("eval_loss_epoch", 0.5)
+            >>> history.get_latest_metric("eval_loss_epoch"), history.get_latest_metric("eval_f1_epoch", None)
+            (0.5, None)
         """
         if default is not ... and metric_name not in self._metrics:
             return default
@@ -386,14 +537,26 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record a value at the current position of the run, and the numbers in a mapping also under ``name_key``.
+        """Record a value at the current position of the run, and the numbers in a dictionary also as ``name_key``.
+
+        Call it in callbacks and hooks for your own metrics, on every process with the same value. To record a mean over
+        the samples of an epoch, call ``trainer.log`` in the steps instead.
 
         Args:
-            metric_name: The name, without the prefix.
-            metric_value: A number, a string, a tensor or an array, or a container of such values. A tensor is copied.
+            metric_name: The name, without the prefix, which is put in front of it.
+            metric_value: A number, a string, a tensor or an array, or a container of such values. A tensor is copied,
+                without its graph.
 
         Raises:
-            ConfigurationError: The value, or an object in it, is not plain.
+            ConfigurationError: The value, or an object in it, is of another type, and could not be saved in a training
+                state.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("test", {"f1": 0.25, "recall": 0.5})
+            >>> history.get_latest_metric("test_f1")
+            0.25
         """
         name = self._prefix + metric_name
         value = metric_value if type(metric_value) is float else recordable(name, metric_value)
@@ -403,81 +566,160 @@ class InMemoryRunHistory(RunHistory):
     @property
     @override
     def metric_name_prefix(self) -> str:
-        """The prefix that ``update_metric`` puts in front of names; empty by default."""
+        """The text that ``update_metric`` puts in front of names, for example ``"ema_"``; empty by default.
+
+        ``set_metric_name_prefix`` sets it. During an evaluation in the middle of an epoch the trainer appends
+        ``"intermediate_"``.
+        """
         return self._prefix
 
     @override
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set the prefix of the names of metrics recorded from now on; recorded names stay.
+        """Set the prefix of the names of metrics recorded from now on; names that are recorded already stay.
+
+        Call it in a callback that records the same metrics for other weights, and restore the former prefix afterwards.
 
         Args:
-            prefix: The prefix, which replaces the former prefix; the default removes it.
+            prefix: The prefix, which replaces the former prefix; the default, an empty text, removes it.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.set_metric_name_prefix("ema_")
+            >>> history.update_metric("eval_loss_epoch", 0.5)
+            >>> history.set_metric_name_prefix()
+            >>> list(history.get_metric_names())
+            ['ema_eval_loss_epoch']
         """
         self._prefix = prefix
 
     @override
     def reset(self) -> None:
-        """Remove all values and go back to the first epoch; the prefix stays.
+        """Remove all values, and go back to epoch 1, update 0 and second 0; the prefix stays.
 
-        The trainer calls it when a new run starts, unless ``reset_run_history=False``.
+        The trainer calls it when a new run starts, unless ``train()`` was passed ``reset_run_history=False``; call it
+        yourself to reuse a history without a trainer.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.reset()
+            >>> history.count_metric_values("accuracy")
+            0
         """
         self._metrics.clear()
         self.clock.reset()
 
     @override
     def delete_metric(self, metric_name: str) -> None:
-        """Remove all values of a metric.
+        """Remove all values of a metric, for example a metric that was recorded by mistake.
+
+        You call it, on every process; the trainer does not.
 
         Args:
-            metric_name: The full name, with the prefix.
+            metric_name: The full name, with the prefix, for example "eval_loss_epoch".
 
         Raises:
             MetricNotFoundError: The metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("typo", 0.5)
+            >>> history.delete_metric("typo")
+            >>> list(history.get_metric_names())
+            []
         """
         self._series_of(metric_name)
         del self._metrics[metric_name]
 
     def records(self, metric_name: str | None = None) -> list[MetricRecord]:
-        """Return the numbers with their moments, for your own plots: metric by metric, in the order of recording.
+        """Return the recorded numbers with their positions in the run, for your own plots and analyses.
+
+        ``to_dict`` returns the same numbers as columns for a table, and ``plot_run_history`` draws them. It waits for
+        values on an accelerator.
 
         Args:
-            metric_name: The full name of the only metric to return; None returns all.
+            metric_name: The full name of the only metric to return, with the prefix. None, the default, returns all
+                metrics.
+
+        Returns:
+            A new list of ``MetricRecord`` objects with ``metric``, ``value``, ``epoch``, ``update``, ``samples`` and
+            ``seconds``, metric by metric, the oldest value first. Values that are not numbers are left out.
 
         Raises:
             MetricNotFoundError: The metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> [(record.epoch, record.value) for record in history.records("accuracy")]
+            [(1, 0.5)]
         """
         names = self.get_metric_names() if metric_name is None else (metric_name,)
         return [record for name in names for record in self._series_of(name).records(name)]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return the numbers with their moments as columns of equal length, for ``pandas.DataFrame(...)``.
+        """Return the recorded numbers with their positions in the run as columns of equal length.
+
+        Pass the result to ``pandas.DataFrame(...)`` or write it to a file; ``records`` returns the same numbers as
+        objects. It waits for values on an accelerator.
 
         Returns:
-            A list for each attribute of ``MetricRecord``, by its name: "metric", "value", "epoch", "update", "samples"
-            and "seconds". Values that are not numbers are left out.
+            A new dictionary with six lists: "metric" (full names), "value", "epoch" (from 1), "update" (complete
+            optimizer updates), "samples" (training samples of all processes) and "seconds" (since the start of the
+            run). Each row is a recorded number, metric by metric; values that are not numbers are left out.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> columns = history.to_dict()
+            >>> columns["metric"], columns["value"], columns["epoch"]
+            (['accuracy'], [0.5], [1])
         """
         records = self.records()
         return {entry.name: [getattr(record, entry.name) for record in records] for entry in fields(MetricRecord)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all values, the clock and the prefix, for a training state.
+        """Return all values, the clock and the prefix; the trainer calls it each time a training state is saved.
 
         Returns:
-            A dictionary that is ready for JSON if all values are numbers.
+            A dictionary with the keys "metrics", "clock" and "metric_name_prefix", for ``load_state_dict``. It can be
+            written as JSON if all values are numbers.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.state_dict()["metrics"]["accuracy"]["value"]
+            [0.5]
         """
         metrics = {name: series.state_dict() for name, series in self._metrics.items()}
         return {**super().state_dict(), "metric_name_prefix": self._prefix, "metrics": metrics}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace everything with the result of ``state_dict``; tensors are then on the CPU.
+        """Replace all values, the clock and the prefix by a saved state; the trainer calls it when a run resumes.
+
+        Tensors are on the CPU afterwards.
 
         Args:
             state_dict: The result of ``state_dict``, even of an earlier version.
 
         Raises:
             CheckpointError: This is not the state of a history; the recorded values are kept.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> source, target = InMemoryRunHistory(), InMemoryRunHistory()
+            >>> source.update_metric("accuracy", 0.5)
+            >>> target.load_state_dict(source.state_dict())
+            >>> target.get_latest_metric("accuracy")
+            0.5
         """
         try:
             # Earlier states hold the numbers of mappings separately.
