@@ -143,11 +143,11 @@ class StopTrainingError(Exception):
     update.
 
     In the step of a sharded model (whose parameters are split over the processes), it raises
-    ``UnsupportedConfigurationError``, because the other processes wait for this process; raise it in a callback there. In
-    the loop of a ``Run``, only raise it on all processes; ``Run.request_stop`` works on a single process.
+    ``UnsupportedConfigurationError``, because the other processes wait for this process; raise it in a callback there.
+    In the loop of a ``Run``, only raise it on all processes; ``Run.request_stop`` works on a single process.
 
-    It derives from ``Exception`` alone. It takes any arguments, like ``Exception``; pass the reason as a text,
-    which ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, and is raised by ``train()``.
+    It derives from ``Exception`` alone. It takes any arguments, like ``Exception``; pass the reason as a text, which
+    ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, and is raised by ``train()``.
 
     Example:
         >>> import torch

@@ -391,9 +391,9 @@ class MetricRecord:
 class InMemoryRunHistory(RunHistory):
     """A history that keeps every value in memory, about 70 bytes for each number; the default history.
 
-    Each trainer creates such a history, which you read as ``trainer.run_history`` after or during a run. Construct one yourself,
-    without arguments, to share a history between trainers, and pass it as ``run_history``. Training states (from which
-    a run resumes) contain its values.
+    Each trainer creates such a history, which you read as ``trainer.run_history`` after or during a run. Construct one
+    yourself, without arguments, to share a history between trainers, and pass it as ``run_history``. Training states
+    (from which a run resumes) contain its values.
 
     A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values. The
     numbers in a dictionary that is recorded as ``name`` are also recorded as ``name_key``. Values that are not numbers
