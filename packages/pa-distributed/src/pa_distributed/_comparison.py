@@ -31,31 +31,38 @@ def require_same(
     exchange: Callable[[list[int]], Sequence[Sequence[float]]] | None = None,
     explain: Callable[[str], str | None] | None = None,
 ) -> None:
-    """Raise the same error on all processes if any of some values differs between them.
+    """Raise the same error on all processes if a value differs between them.
 
-    Call it at the start of a script, on every process. Ranks with a different learning rate, model or number of files
-    often train for a while, and then hang or diverge. This check costs one small collective, in which the processes
-    compare hashes. Only if a hash differs do they exchange the values, as short texts, for the message. On one process
+    Call it at the start of a script, on every process, with the settings that all of them need. Ranks with a different
+    learning rate, model or number of files often train for a while, and then hang or diverge. This check costs one
+    small collective, in which the processes compare hashes. Only if a hash differs do they exchange the values, as
+    short texts, for the message. To collect the values of all processes instead, use ``gather_objects``. On one process
     it does nothing.
 
     Args:
-        values: The values by name, or a function that returns them, which is not called on one process. Texts, numbers,
-            and dictionaries, lists and tuples of them are compared by value, and so are dataclasses and partial
-            functions. Modules are compared by their layers, and by the shapes of their parameters and buffers, not by
-            their weights. Optimizers are compared by the parameters and settings of their groups, and any other object
-            by its class.
-        exchange: A function that sends a few integers below 65536 to all processes, and returns a list with the
-            integers of each rank. Pass it to send them with a collective that your loop needs anyway. By default they
-            are sent alone.
-        explain: A function that returns the text of the error when called with the text of the differences, or None for
-            the usual text. By default the usual text is used.
+        values: The values by name, or a function without arguments that returns them, which is not called on one
+            process. Texts, numbers, and dictionaries, lists and tuples of them are compared by value, and so are
+            dataclasses and partial functions. Modules are compared by their layers, and by the shapes of their
+            parameters and buffers, not by their weights. Optimizers are compared by the parameters and settings of
+            their groups, and any other object by its class.
+        exchange: A function that sends a list of a few integers from 0 to 65535 to all processes, and returns a list
+            with the integers of each rank. Pass it to send them with a collective that your loop needs anyway. The
+            default, None, sends them alone with ``gather_objects``.
+        explain: A function that is called with the text of the differences, and returns the text of the error, or None
+            for the usual text. The default, None, uses the usual text.
 
     Raises:
         RanksDifferError: A value differs between the processes. The message lists up to eight differences, without
-            passwords in URLs.
+            passwords in URLs. It is a ``ValueError``.
+        OtherProcessError: The other processes do not run this now: it is called within ``rank_zero_only``,
+            ``rank_zero_first`` or ``rank_local``.
+        RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
+            called yet.
 
     Example:
-        >>> model = nn.Linear(4, 2)
+        >>> import torch
+        >>> from pa_distributed import require_same
+        >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> require_same({"model": model, "optimizer": optimizer, "files": "12 in data/"})
     """

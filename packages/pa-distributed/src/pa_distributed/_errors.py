@@ -14,12 +14,18 @@ _SHORTEST_SECRET = 3
 class OtherProcessError(RuntimeError):
     """Report on this process that a different process has failed, is gone or did not arrive in time.
 
-    The functions of this package raise it on the ranks that were waiting. The message names the rank, its last known
-    position, and the action to take. The cause is in the traceback of the other process, so it is rarely useful to
-    catch this error: let it end the script, and let the launcher restart the run.
+    The functions of this package raise it on the ranks that were waiting: functions decorated with ``rank_zero_only``,
+    ``run_while_others_wait``, the methods of ``RankMessages``, and ``HangDetector.run`` and ``HangDetector.explaining``
+    for a lost connection. ``gather_objects`` and ``run_while_others_wait`` also raise it at once where the other
+    processes would never answer, for example within ``rank_local``. The message names the rank where it is known, its
+    last known position, and the action to take.
+
+    It is a ``RuntimeError``, so ``except RuntimeError`` catches it, and ``except ValueError`` does not. The cause is in
+    the traceback of the other process, so it is rarely useful to catch this error: let it end the script, and let the
+    launcher restart the run. Its only argument is the message.
 
     Example:
-        >>> from pa_distributed import rank_zero_only
+        >>> from pa_distributed import OtherProcessError, rank_zero_only
         >>> @rank_zero_only()
         ... def save() -> None:
         ...     print("saved")
@@ -37,10 +43,14 @@ class RanksDifferError(ValueError):
     """Report that processes were given different values where all of them need the same value.
 
     ``require_same`` raises it on all processes at once, so that no rank waits for the others. The message lists each
-    differing value with the ranks that have it.
+    differing value with the ranks that have it, for example ``lr: 0.1 on rank 0, 0.2 on ranks 1-3``. Look for the line
+    of your script where the rank, the host or the environment decides this value.
+
+    It is a ``ValueError``, so ``except ValueError`` catches it. Since all processes raise it, each of them may catch it
+    and continue. Its only argument is the message.
 
     Example:
-        >>> from pa_distributed import require_same
+        >>> from pa_distributed import RanksDifferError, require_same
         >>> try:
         ...     require_same({"learning rate": 0.1})
         ... except RanksDifferError as error:
@@ -53,17 +63,19 @@ class RanksDifferError(ValueError):
 def without_secrets(text: str, url: str = "") -> str:
     """Return a text without the user names, passwords and queries of its URLs, which may hold signatures and tokens.
 
-    Use it for messages and logs about files in an object store.
+    Use it for messages and logs about files in an object store, before you print or raise them.
 
     Args:
         text: A message.
-        url: The URL that the message is about. Its secret parts are replaced everywhere in the text, since some
-            libraries repeat a password without its URL. By default only whole URLs are searched.
+        url: The URL that the message is about. Its secret parts of at least three characters are replaced everywhere in
+            the text, since some libraries repeat a password without its URL. By default, with an empty text, only the
+            URLs in ``text`` are searched.
 
     Returns:
         The message with ``***`` in the place of each secret part.
 
     Example:
+        >>> from pa_distributed import without_secrets
         >>> without_secrets("https://me:secret@host/a.tar?signature=1f3a: not found")
         'https://***@host/a.tar?***: not found'
         >>> without_secrets("403: the key 1f3a is too old", "https://host/a.tar?signature=1f3a")

@@ -46,25 +46,28 @@ _SHARED = "_shared_by_processes"
 def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -> Generator[None]:
     """End this process at once if an exception leaves the ``with`` block on this process, and not on all processes.
 
-    Put your training loop into this block. If a single rank fails, the other ranks wait for it in the next collective,
-    often for many minutes, and the launcher ends them only after the failed process has ended. The exception alone may
-    not end it: a thread that is still running keeps a process alive, and so does an ``except`` clause around the loop.
-    This block therefore prints the traceback, writes the error to the file that torchrun reads, calls ``on_failure``,
-    and ends the process with ``os._exit``, which runs neither ``atexit`` functions nor ``finally`` clauses of callers.
-    The exit status is 1; 130 after Ctrl-C; and after ``SystemExit`` its code, with 1 in the place of 0.
+    Put your training loop into this block, on every process. If a single rank fails, the other ranks wait for it in the
+    next collective, often for many minutes, and the launcher ends them only after the failed process has ended. The
+    exception alone may not end it: a thread that is still running keeps a process alive, and so does an ``except``
+    clause around the loop. This block therefore prints the traceback, writes the error to the file that torchrun reads,
+    calls ``on_failure``, and ends the process with ``os._exit``, which runs neither ``atexit`` functions nor
+    ``finally`` clauses of callers. The exit status is 1; 130 after Ctrl-C; and after ``SystemExit`` its code, with 1 in
+    the place of 0. For hangs without an exception, use a ``HangDetector`` as well.
 
     If all processes fail within three seconds, or if there is one process, the exception is raised as usual, and the
     caller may catch it. If all of them raise the same exception, only rank 0 prints its traceback.
 
     Args:
-        on_failure: A function that closes open files and the like. It is called with the exception, and with whether
-            this process continues because all processes have failed. It must not communicate with other processes. If
-            it raises an exception, that exception replaces the first. By default nothing is closed.
+        on_failure: A function that closes open files and the like. It is called as ``on_failure(error, continues)``,
+            with the exception, and with True if this process continues because all processes have failed, or False if
+            it ends. It must not communicate with other processes. Its result is ignored. If the process ends, it has 30
+            seconds. If it raises an exception, that exception replaces the first. The default, None, calls nothing.
 
     Raises:
         BaseException: The exception of the block, if all processes have failed or if there is one process.
 
     Example:
+        >>> from pa_distributed import fail_fast
         >>> def close_files(error: BaseException, continues: bool) -> None:
         ...     print(f"closing files after {type(error).__name__}")
         >>> try:
@@ -175,15 +178,19 @@ def _write(text: str) -> None:
 def print_errors_once() -> Generator[None]:
     """Print an error that all processes raise once instead of once per process; each process still raises it.
 
-    Use it for code that runs before a training loop on all ranks, for example a check of the configuration. Eight
-    copies of a traceback are hard to read. If all processes raise the same error within three seconds, rank 0 prints
-    the traceback when its script ends, and each other rank prints one line that refers to it. If a process raises a
-    different error, or none, its output stays as usual.
+    Use it in a ``with`` statement, on every process, for code that runs before a training loop, for example a check of
+    the configuration. Eight copies of a traceback are hard to read. For the loop itself, use ``fail_fast``, which does
+    the same and also ends a process that fails alone.
+
+    If all processes raise the same error within three seconds, rank 0 prints the traceback when its script ends, and
+    each other rank prints one line that refers to it. If a process raises a different error, or none, its output stays
+    as usual. On one process the block has no effect.
 
     Raises:
-        Exception: The error of the block.
+        Exception: The error of the block, unchanged.
 
     Example:
+        >>> from pa_distributed import print_errors_once
         >>> def check(batch_size: int) -> None:
         ...     if batch_size < 1:
         ...         raise ValueError(f"The batch size must be positive, got {batch_size}.")

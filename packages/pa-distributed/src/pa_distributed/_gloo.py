@@ -24,8 +24,9 @@ _SECONDS_BETWEEN_LOOKS = 0.0005
 def prepare_gloo() -> None:
     """Prevent crashes at exit and deadlocks in data loader workers of processes that communicate through gloo.
 
-    Call it once on every process, after ``torch.distributed.init_process_group("gloo")``. With other backends, and on
-    one process, it does nothing. Its effect lasts until the process ends.
+    Call it once on every process, after ``torch.distributed.init_process_group("gloo")`` and before the first data
+    loader with workers is iterated. With other backends, and on one process, it does nothing. A second call has no
+    further effect. The effect lasts until the process ends; you need not undo it.
 
     It works around two problems:
 
@@ -39,6 +40,7 @@ def prepare_gloo() -> None:
 
     Example:
         >>> import torch
+        >>> from pa_distributed import prepare_gloo
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> prepare_gloo()

@@ -63,10 +63,12 @@ class HangDetector:
 
     Without it, a run in which a single rank skips a collective, or fails in it, stands still until the timeout of the
     backend, and nothing tells which rank was where. With it, each rank prints its stack, the last line names the
-    position of each rank, and all ranks end with status 1, so that a launcher can restart the run.
+    position of each rank, and all ranks end with status 1, so that a launcher can restart the run. For an exception on
+    a single rank, use ``fail_fast`` as well.
 
-    Create it after ``torch.distributed.init_process_group``, on every process: a process that is not in a process group
-    is alone, and the detector does nothing there. It does nothing either with ``max_wait_seconds=None``.
+    Create it after ``torch.distributed.init_process_group``, on every process, and put the loop into ``with
+    detector.run():``. A process that is not in a process group is alone, and the detector does nothing there. It does
+    nothing either with ``max_wait_seconds=None``.
 
     In each process a thread sends a heartbeat once a second, through the store of ``torch.distributed``, which does not
     slow the loop. A process makes progress as long as it completes steps or begins collectives. A rank that works for
@@ -76,24 +78,27 @@ class HangDetector:
     Args:
         max_wait_seconds: How long a process may wait for another process, in seconds, or None for no limit. The default
             of ten minutes is the timeout of NCCL, and in most runs enough for rank 0 to save a checkpoint or evaluate
-            while the others wait.
+            while the others wait. The report comes at the latest after nine tenths of the timeout of the process group,
+            so to wait longer, raise that timeout, too.
         advise: A function that returns advice for the end of the report. It is called with the description of the
-            positions of all processes, and with whether a process has left the run. The default gives general advice.
-            Pass a function to name the options of your loop.
+            positions of all processes (a text), and with whether a process has left the run. The default gives general
+            advice. Pass a function to name the options of your loop.
 
     Attributes:
         limit: The longest wait in seconds, infinite for no limit.
-        number: The number of the current or last run in this process, counted from 1.
+        number: The number of the current or last run in this process, counted from 1; 0 before the first run.
         thread: The identifier of the thread that runs the loop.
         where: A function that returns the current position of the run, as a text that is empty outside of a run, and
             the number of complete updates.
-        clock: Measures how long that thread has been waiting.
+        clock: The stopwatch with which the heartbeat thread measures how long the loop has been waiting; not for
+            callers.
         steps: The number of complete steps of the run, or -1 before the first call of ``step``.
 
     Raises:
         ValueError: The wait is neither None nor a positive number.
 
     Example:
+        >>> from pa_distributed import HangDetector
         >>> with HangDetector(max_wait_seconds=60.0).run() as detector:
         ...     for batch in range(3):
         ...         detector.step()  # after each update of the model
@@ -113,19 +118,25 @@ class HangDetector:
 
     @property
     def is_running(self) -> bool:
-        """Whether the detector watches a run at the moment."""
+        """Whether the detector watches a loop at the moment.
+
+        True within a ``with detector.run():`` block, even on a single process, and False before and after it.
+        """
         return bool(self.where()[0])
 
     def step(self, steps: int | None = None) -> None:
-        """Record that this process has made progress, for example after each update of the model.
+        """Record that this process has made progress.
 
-        A call only stores a number, so it may be in the innermost loop.
+        You call it in the loop, for example after each update of the model. A call only stores a number, so it may be
+        in the innermost loop. A loop with collectives in each step, for example of ``DistributedDataParallel``, is
+        watched without it, but the report then lacks the number of steps.
 
         Args:
             steps: The number of complete steps. The default, None, adds one step. Pass a number if the loop resumes
                 after some steps.
 
         Example:
+            >>> from pa_distributed import HangDetector
             >>> with HangDetector().run() as detector:
             ...     detector.step(1000)  # resumed after 1000 updates
             ...     detector.step()
@@ -142,22 +153,25 @@ class HangDetector:
     def run(self, where: Callable[[], tuple[str, int]] | None = None) -> Generator[Self]:
         """Watch the loop in the ``with`` block.
 
-        Every process should enter the block before its loop and leave it after the loop. A process that leaves the
-        block early is reported as the cause if the others wait for it. Runs may be nested, for example an evaluation
-        with its own position; the outer run continues when the inner run ends.
+        You use it in a ``with`` statement on every process, which enters the block before its loop and leaves it after
+        the loop. A process that leaves the block early is reported as the cause if the others wait for it. Blocks may
+        be nested, for example for an evaluation with its own position; the outer run continues when the inner run ends.
+        A hang does not raise an error in the block: it ends all processes with status 1.
 
         Args:
             where: A function that returns the current position for the report: a text such as ``"in an evaluation"``,
-                and the number of complete updates, or -1 if unknown. It is called from a different thread, so it should
-                only read variables. The default, None, reports the number of calls of ``step``.
+                and the number of complete updates, or -1 if unknown. It is called from a different thread about once a
+                second, so it should only read variables. The default, None, reports the number of ``step`` calls.
 
         Yields:
             This detector.
 
         Raises:
-            OtherProcessError: A collective in the block has lost the connection to another process.
+            OtherProcessError: A collective in the block has lost the connection to another process. Other errors of the
+                block are raised unchanged.
 
         Example:
+            >>> from pa_distributed import HangDetector
             >>> updates = 0
             >>> with HangDetector().run(lambda: ("in its training loop", updates)) as detector:
             ...     for batch in range(5):
@@ -184,14 +198,15 @@ class HangDetector:
     def explaining(self) -> Generator[None]:
         """Turn errors of torch about a lost connection into an ``OtherProcessError`` that names the lost process.
 
-        ``run`` does this already. Use it around collectives outside of ``run``, for example before the first step of a
-        loop. Other errors are raised as they are.
+        ``run`` does this already. You use it in a ``with`` statement around collectives outside of ``run``, for example
+        before the first step of a loop. It only changes errors, and does not detect hangs.
 
         Raises:
-            OtherProcessError: Another process is gone, or did not arrive in time.
+            OtherProcessError: Another process is gone, or did not arrive in time. Other errors of the block are raised
+                unchanged.
 
         Example:
-            >>> from pa_distributed import gather_objects
+            >>> from pa_distributed import HangDetector, gather_objects
             >>> with HangDetector().explaining():
             ...     metrics = gather_objects({"loss": 0.5})
             >>> metrics

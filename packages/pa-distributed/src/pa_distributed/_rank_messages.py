@@ -35,17 +35,23 @@ class RankMessages:
 
     Use it where collectives do not fit: in a background thread, for example while a checkpoint is written, or for a
     wait that may take longer than the timeout of the backend. Collectives must be called by all ranks in the same
-    order, and two threads would mix theirs up. Messages have names, so their order does not matter.
+    order, and two threads would mix theirs up. Messages have names, so their order does not matter. For objects that
+    all processes exchange at the same point of the script, use ``gather_objects``.
 
     Create an object for each common task. Every process must create the same number of objects in the same order, in
-    its main thread. All methods may then be called from any thread. ``torch.distributed`` must be initialised.
+    its main thread; messages of different objects do not mix. All methods may then be called from any thread.
+    ``torch.distributed`` must be initialised. The constructor has no arguments.
 
     Attributes:
-        rank: The rank of this process.
+        rank: The rank of this process, from 0.
         num_processes: The number of processes.
+
+    Raises:
+        ValueError: ``torch.distributed`` is not initialised.
 
     Example:
         >>> import torch
+        >>> from pa_distributed import RankMessages
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> messages = RankMessages()
@@ -67,17 +73,22 @@ class RankMessages:
         self._signs = Signs(PrefixStore("pa_distributed/watch", connection), self.rank, self.num_processes)
 
     def post(self, key: str, message: str) -> None:
-        """Publish a message that any process can read.
+        """Publish a message that any process can read with ``wait_for``.
+
+        You call it on the process that has something to tell. It returns at once, without waiting for a reader. The
+        message stays until ``remove``.
 
         Args:
-            key: The name of the message. A second message of the same name replaces the first.
-            message: The text of the message.
+            key: The name of the message. A second message of the same name replaces the first. Put the rank into the
+                name if several processes post.
+            message: The text of the message, for example JSON.
 
         Raises:
-            OtherProcessError: The process that keeps the messages is gone.
+            OtherProcessError: The process that keeps the messages, usually rank 0, is gone.
 
         Example:
             >>> import torch
+            >>> from pa_distributed import RankMessages
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> messages = RankMessages()
@@ -89,6 +100,10 @@ class RankMessages:
 
     def wait_for(self, key: str, rank: int) -> str:
         """Wait for a message, and return its text.
+
+        You call it on each process that needs the message, which another process publishes with ``post``. There is no
+        timeout: as long as that process lives, this process waits. Several processes may read the same message, which
+        is not removed.
 
         Args:
             key: The name of the message.
@@ -104,6 +119,7 @@ class RankMessages:
 
         Example:
             >>> import torch
+            >>> from pa_distributed import RankMessages
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> messages = RankMessages()
@@ -126,12 +142,17 @@ class RankMessages:
     def wait_for_all(self) -> None:
         """Wait until every process has called this method, no matter how long that takes.
 
+        You call it on every process, once per object, when its part of the common task is done. Unlike
+        ``torch.distributed.barrier`` it has no timeout, and may be called in a background thread. A process that cannot
+        call it, because of an error, calls ``leave``.
+
         Raises:
-            OtherProcessError: A process has called ``leave``, sends no heartbeat any more, or kept the messages and is
-                gone.
+            OtherProcessError: A process has called ``leave``, sends no heartbeat any more (heartbeats are sent while a
+                ``HangDetector`` runs), or kept the messages and is gone.
 
         Example:
             >>> import torch
+            >>> from pa_distributed import RankMessages
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> messages = RankMessages()
@@ -147,11 +168,13 @@ class RankMessages:
     def leave(self) -> None:
         """Tell the other processes that this process will not call ``wait_for_all``, for example because of an error.
 
-        The other processes then raise an ``OtherProcessError`` in ``wait_for_all``, instead of waiting. After
-        ``wait_for_all`` the call has no effect, so it may be in a ``finally`` clause.
+        You call it in a ``finally`` or ``except`` clause around the common task. The other processes then raise an
+        ``OtherProcessError`` in ``wait_for_all``, instead of waiting. After ``wait_for_all`` the call has no effect. It
+        raises no error, even if the process that keeps the messages is gone.
 
         Example:
             >>> import torch
+            >>> from pa_distributed import RankMessages
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> messages = RankMessages()
@@ -169,6 +192,9 @@ class RankMessages:
     def remove(self, key: str) -> None:
         """Remove a message after all processes have read it, to free the memory of the store.
 
+        You call it on one process, if you post many messages under different names. A later ``wait_for`` for this name
+        waits for a new message. If there is no such message, the call has no effect.
+
         Args:
             key: The name of the message.
 
@@ -177,6 +203,7 @@ class RankMessages:
 
         Example:
             >>> import torch
+            >>> from pa_distributed import RankMessages
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> messages = RankMessages()
@@ -214,22 +241,27 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
     """Run a function that may take long on some processes, while the other processes wait.
 
     Use it for work that rank 0 does for minutes, for example to merge files or to evaluate on one device. In a
-    collective the other ranks would run into the timeout of the backend. Here they wait for as long as necessary. Every
-    process must call this function. If the function raises an error on a process, all processes raise that error.
+    collective the other ranks would run into the timeout of the backend, and so they would in a function decorated with
+    ``rank_zero_only``. Here they wait for as long as necessary. Every process must call this function. If the function
+    raises an error on a process, all processes raise that error.
 
     Args:
-        action: The function that this process runs, or None on a process that only waits.
+        action: The function that this process runs, without arguments, or None on a process that only waits. Its result
+            is ignored.
         fails_at_once: Whether a process raises the error of its function at once, and the other processes raise
-            ``OtherProcessError`` when their functions are done. By default, all processes raise the error when all
-            functions are done.
+            ``OtherProcessError`` when their functions are done. With the default, False, all processes raise the same
+            error when all functions are done, so that all of them can react in the same way.
 
     Raises:
         Exception: The first error, by rank, of the functions.
         OtherProcessError: Another process is gone, or its function raised an error that is not raised here; or the
             function is called within ``rank_zero_only``, ``rank_zero_first`` or ``rank_local``, so that the other
             processes do not run it now.
+        RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
+            called yet.
 
     Example:
+        >>> from pa_distributed import run_while_others_wait
         >>> def merge_files() -> None:
         ...     print("merging 12 files")
         >>> rank = 0

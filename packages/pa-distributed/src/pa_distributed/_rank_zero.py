@@ -32,28 +32,35 @@ def rank_zero_only(
 
     Use it for work that must happen once, for example to download a data set, to write a file or to create a folder.
     After the call, every rank can rely on the finished work. If the function fails, all ranks raise an error, so that
-    none of them continues without the work.
+    none of them continues without the work. If all ranks should run the function, with rank 0 before the others, use
+    ``rank_zero_first``. For work that takes longer than the timeout of the process group, use
+    ``run_while_others_wait``.
 
     Every process must call the decorated function. In a block that only some ranks enter, for example below ``if rank
     == 0``, the call would wait for the other ranks forever: mark such a block with ``rank_local``. A decorated function
-    may call other decorated functions. The inner functions run directly, and do not wait a second time.
+    may call other decorated functions. The inner functions run directly, and do not wait a second time. On one process
+    the function simply runs.
 
     Args:
         local: Whether the function runs on the first process of each machine instead, which launchers mark with
             ``LOCAL_RANK=0``. The default, False, is right for shared file systems. Pass True for files that each
             machine needs on its own disk.
         no_failure: Exception classes that do not count as a failure. If the function raises such an exception, the
-            other ranks return None and learn about it later in another way, for example a request to stop. By default
-            every exception is a failure.
+            other ranks return None and learn about it later in another way, for example a request to stop. The default
+            is none, so every exception is a failure.
 
     Returns:
-        A decorator. The decorated function returns its result on the rank that runs it, and None on the other ranks.
+        A decorator; write the parentheses in ``@rank_zero_only()``. The decorated function returns its result on the
+        rank that runs it, and None on the other ranks.
 
     Raises:
         OtherProcessError: Raised by the decorated function, on the ranks that waited, if it has failed on the rank that
             runs it. That rank raises the original error.
+        RuntimeError: Raised by the decorated function if a launcher has started several processes, and
+            ``torch.distributed.init_process_group()`` was not called yet.
 
     Example:
+        >>> from pa_distributed import rank_zero_only
         >>> @rank_zero_only()
         ... def download(name: str) -> str:
         ...     print(f"downloading {name}")
@@ -109,18 +116,27 @@ def rank_zero_first(*, local: bool = False) -> BlockOrDecorator:
     """Run a block or a function on rank 0 first, and on the other ranks after that.
 
     Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenised data
-    set: rank 0 writes the cache, and the other ranks read it. Every process must enter the block. If rank 0 raises an
-    exception in the block, the other ranks run the block all the same, and rank 0 raises its exception.
+    set: rank 0 writes the cache, and the other ranks read it. If only rank 0 should run the function, use
+    ``rank_zero_only``. Every process must enter the block, and in it no process may wait for the others:
+    ``gather_objects`` raises an error there. If rank 0 raises an exception in the block, the other ranks run the block
+    all the same, and rank 0 raises its exception. The wait of the other ranks is limited by the timeout of the process
+    group.
 
     Args:
-        local: Whether the first process of each machine runs before the others of that machine. The default, False,
-            waits for rank 0 alone, which is right for a cache on a shared file system. Pass True if each machine has
-            its own cache.
+        local: Whether the first process of each machine, which launchers mark with ``LOCAL_RANK=0``, runs before the
+            others. The default, False, waits for rank 0 alone, which is right for a cache on a shared file system. Pass
+            True if each machine has its own cache.
 
     Returns:
-        An object for a ``with`` statement that also works as a decorator.
+        An object for a ``with`` statement, which yields None, that also works as a decorator. A decorated function
+        returns its result on every rank.
+
+    Raises:
+        RuntimeError: Raised when the block begins, if a launcher has started several processes, and
+            ``torch.distributed.init_process_group()`` was not called yet.
 
     Example:
+        >>> from pa_distributed import rank_zero_first
         >>> with rank_zero_first():
         ...     print("prepared by rank 0, then read by all ranks")
         prepared by rank 0, then read by all ranks
@@ -141,15 +157,17 @@ def _is_first(*, local: bool) -> bool:
 
 
 def in_rank_local_block() -> bool:
-    """Return whether this process runs a block that the other processes do not run.
+    """Return whether this process runs a block that the other processes do not run now.
 
     This is the case within ``rank_local()``, in functions that are decorated with ``rank_zero_only``, and in blocks of
-    ``rank_zero_first``. Use it in a library to skip a collective that the other processes would not join.
+    ``rank_zero_first``. Use it in a library to skip a collective that the other processes would not join. It does not
+    recognize a plain ``if rank == 0`` block.
 
     Returns:
-        True within such a block, False elsewhere.
+        True within such a block, False elsewhere. On one process it also returns True within such a block.
 
     Example:
+        >>> from pa_distributed import in_rank_local_block, rank_local
         >>> in_rank_local_block()
         False
         >>> with rank_local():
@@ -163,13 +181,20 @@ def in_rank_local_block() -> bool:
 def rank_local() -> Generator[None]:
     """Mark a block that only some processes run, so that decorated functions in it wait for no other process.
 
-    Functions that are decorated with ``rank_zero_only`` and ``rank_zero_first`` communicate with all processes. In a
-    block below ``if rank == 0`` the other processes would never answer. Within this context the functions skip the
+    Use it in a ``with`` statement below ``if rank == 0`` and similar conditions, if the block calls functions that are
+    decorated with ``rank_zero_only`` or ``rank_zero_first``, perhaps deep in a library. These functions communicate
+    with all processes, and in such a block the other processes would never answer. Within this context they skip the
     communication: on rank 0 they run, and on other ranks a ``rank_zero_only`` function returns None at once.
 
-    Functions that would wait for the other processes, such as ``gather_objects``, raise ``OtherProcessError`` there.
+    Functions that need the other processes, for example ``gather_objects``, ``require_same`` and
+    ``run_while_others_wait``, raise ``OtherProcessError`` there. Collectives of ``torch.distributed`` do not know about
+    the context. The context applies to this thread. Blocks may be nested.
+
+    Yields:
+        None.
 
     Example:
+        >>> from pa_distributed import rank_local, rank_zero_only
         >>> @rank_zero_only()
         ... def write_report(text: str) -> None:
         ...     print(text)

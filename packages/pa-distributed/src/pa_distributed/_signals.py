@@ -17,7 +17,9 @@ class SignalWatch:
 
     Schedulers such as Slurm and clouds with spot machines send a signal, usually ``SIGTERM``, some seconds before they
     end a process. Python would end the script at once. With this watch the script can finish its step and save a
-    checkpoint first.
+    checkpoint first. Enter the block in the main thread, since Python runs all signal handlers there. On several
+    processes, each process has its own watch; if the scheduler signals only some of them, let all processes agree in
+    each step, for example with ``gather_objects``.
 
     Python calls the function between two instructions of the main thread, so it should only set a flag that the loop
     checks. Processes that are forked within the block, for example the workers of a data loader, no longer end at the
@@ -31,18 +33,21 @@ class SignalWatch:
 
     Args:
         signals: The signals to watch, as names such as ``"SIGTERM"``, as numbers, or as members of ``signal.Signals``.
-        on_signal: The function to call, without arguments.
-        ends_by: The exception that ends a loop after a signal. It must be a class that is written in Python. The
-            default, an empty tuple, means that no exception does so.
+        on_signal: The function to call at each signal, without arguments. Its result is ignored.
+        ends_by: The exception class that ends your loop after a signal, if your loop raises one. It must be a class
+            that is written in Python, not a built-in class. The default, an empty tuple, means that no exception does
+            so.
 
     Attributes:
-        received: The last signal that has arrived, or None.
+        received: The last signal that has arrived, as a member of ``signal.Signals``, or None.
 
     Raises:
-        ValueError: This system has no signal of this name or number.
+        ValueError: This system has no signal of this name or number. ``with`` raises it, too, if this is not the main
+            thread.
 
     Example:
         >>> import os, signal
+        >>> from pa_distributed import SignalWatch
         >>> requests = []
         >>> with SignalWatch(["SIGUSR1"], lambda: requests.append("save and leave")) as watch:
         ...     os.kill(os.getpid(), signal.SIGUSR1)  # sent by the scheduler
@@ -102,11 +107,14 @@ class SignalWatch:
     def settle(self) -> None:
         """Tell the watch that the script has reacted to the signal and continues.
 
-        Without this call, the watch expects the process to end soon after a signal, and ignores further signals. With
-        it, the end of the block restores the previous handlers, so that a later signal has its usual effect.
+        You call it within the ``with`` block, after the reaction to a signal, for example when a checkpoint was saved,
+        if the script does not end. Without this call, the watch expects the process to end soon after a signal, and
+        ignores further signals after the block. With it, the end of the block restores the previous handlers, so that a
+        later signal has its usual effect. If no signal has arrived, the call has no effect.
 
         Example:
             >>> import os, signal
+            >>> from pa_distributed import SignalWatch
             >>> before = signal.getsignal(signal.SIGUSR1)
             >>> with SignalWatch(["SIGUSR1"], lambda: print("saving")) as watch:
             ...     os.kill(os.getpid(), signal.SIGUSR1)

@@ -44,11 +44,14 @@ def store_of_processes() -> Store:
     """Return the key-value store through which the processes of the run found each other.
 
     Use it to exchange small texts outside of collectives: any thread of any process can read and write at any time, no
-    matter what the other processes are doing. ``torch.distributed`` has no public function for it, and a separate store
-    would need an address that all processes know. Prefix your keys, since torch keeps its own keys in the same store.
+    matter what the other processes are doing. ``RankMessages`` is simpler for most purposes, since it notices a process
+    that is gone, and uses a separate connection for each object. ``torch.distributed`` has no public function for this
+    store, and a separate store would need an address that all processes know. Prefix your keys, since torch keeps its
+    own keys in the same store. Call it on any process, after ``torch.distributed.init_process_group()``.
 
     Returns:
-        The store. ``set``, ``get``, ``add`` and ``check`` are its methods; ``get`` waits for a key that is not set yet.
+        The store. ``set(key, text)``, ``get(key)``, ``add(key, number)`` and ``check([key])`` are its methods. ``get``
+        returns bytes; it waits for a key that is not set yet, up to the timeout of the store.
 
     Raises:
         RuntimeError: This version of torch has no such store.
@@ -56,6 +59,7 @@ def store_of_processes() -> Store:
 
     Example:
         >>> import torch
+        >>> from pa_distributed import store_of_processes
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> store_of_processes().set("my_script/best_rank", "0")

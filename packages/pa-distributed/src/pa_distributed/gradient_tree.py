@@ -139,32 +139,36 @@ class GradientTree:
     The order of floating-point additions changes their rounding, so a run on eight processes normally diverges from the
     same run on one process. Use this class to compare runs on different numbers of processes, to debug on one process,
     or to resume a run on fewer machines with identical results. It adds the gradients of all micro-batches of an update
-    in a fixed binary tree.
+    in a fixed binary tree. A micro-batch is the part of the batch that a process computes in a forward and backward
+    pass; an update is a step of the optimizer. If identical results do not matter, ``GradientExchange`` is faster and
+    needs no fixed number of micro-batches.
 
     For each update, call ``start_update``. Then, for each micro-batch of this process, call ``start_batch``, run the
     forward and backward pass, and call ``end_batch``. Then call ``finish``: ``grad`` of each parameter is now the sum
     over all micro-batches, so divide each loss by the number of micro-batches, or weight it by its samples. After the
     step of the optimizer, call ``end_update``, or call ``drop_update`` if the update is abandoned. With ``n``
-    micro-batches on ``p`` processes, each process computes a contiguous block of ``n / p`` micro-batches; if they do
-    not divide evenly, the first processes compute one more.
+    micro-batches on ``p`` processes, each process computes a contiguous block of ``n / p`` micro-batches, in the order
+    of the ranks; if they do not divide evenly, the first processes compute one more.
 
-    Buffers, such as the running statistics of batch norm, have the same values before each micro-batch. After the
+    Buffers, for example the running statistics of batch norm, have the same values before each micro-batch. After the
     update they change by the weighted mean of the changes of all micro-batches, in double precision. Integer buffers,
-    such as batch norm's count of batches, must change to the same value in each micro-batch. In an update of a single
-    micro-batch, buffers keep the exact values of that micro-batch.
+    for example batch norm's count of batches, must change to the same value in each micro-batch. In an update of a
+    single micro-batch, buffers keep the exact values of that micro-batch.
 
-    Without ``torch.distributed``, this process computes all micro-batches.
+    Do not wrap the modules in ``DistributedDataParallel``. Without ``torch.distributed``, this process computes all
+    micro-batches.
 
     Args:
         modules: The trained modules, with the same parameters on each process.
-        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is none.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none.
         called: The modules by name whose buffers are averaged, if they are not the trained modules: for example also a
-            frozen teacher. The names appear in error messages. By default they are ``modules``.
+            frozen teacher. The names appear in error messages. The default, None, takes ``modules``.
         bucket_bytes: The bytes of gradients that are sent together. The default of 25 MiB is the default of
-            ``DistributedDataParallel``.
+            ``DistributedDataParallel``: large enough for an efficient exchange, and small enough to begin early.
 
     Example:
         >>> import torch
+        >>> from pa_distributed.gradient_tree import GradientTree
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> tree = GradientTree([model])
@@ -212,16 +216,21 @@ class GradientTree:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether any micro-batch of the update had a gradient on this process, even before ``finish`` sets it."""
+        """Whether any micro-batch of the update had a gradient on this process, even before ``finish`` sets it.
+
+        ``start_update`` sets it to False, and ``end_batch`` to True once a parameter has a gradient.
+        """
         return any(self._present)
 
     def find(self) -> None:
         """Search the modules again for parameters and buffers, between two updates.
 
-        Call it after layers were added or removed.
+        You call it on every process after layers or buffers were added or removed. The constructor calls it itself, and
+        a parameter that was frozen or unfrozen is noticed without a call.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
             >>> tree = GradientTree([model])
             >>> _ = model.append(torch.nn.Linear(1, 1, bias=False))
@@ -240,13 +249,18 @@ class GradientTree:
         self._buffers.find()
 
     def start_update(self, count: int) -> None:
-        """Begin an update. Every process must call this.
+        """Begin an update, which is a step of the optimizer.
+
+        You call it on every process, before the first ``start_batch``. It does not communicate.
 
         Args:
-            count: The number of micro-batches of the update on all processes together.
+            count: The number of micro-batches of the update on all processes together, the same on each process. This
+                process then computes its block of them: ``count`` divided by the number of processes, and one more on
+                the first processes if they do not divide evenly.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.Linear(1, 1)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=4)
@@ -271,13 +285,17 @@ class GradientTree:
     def start_batch(self, *, overlaps: bool = False) -> None:
         """Begin the next micro-batch of this process: clear the gradients, and restore the buffers.
 
+        You call it before the forward pass of each micro-batch, as often as this process has micro-batches in the
+        update.
+
         Args:
             overlaps: Whether to send gradients during the backward pass if this is the last micro-batch of the process,
-                which is faster. Pass True only if the micro-batch has exactly one backward pass. The default, False,
-                allows several.
+                which is faster. Pass True only if the micro-batch has exactly one backward pass; a second pass then
+                raises a ``ValueError``. The default, False, allows several.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.Linear(1, 1)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=1)
@@ -297,16 +315,20 @@ class GradientTree:
     def end_batch(self, weight: float) -> None:
         """End a micro-batch: store its gradients and the changes that it made to the buffers.
 
+        You call it after the backward pass of each micro-batch.
+
         Args:
-            weight: The samples of the micro-batch divided by the samples of the update, from 0 to 1. It is the weight
-                of the buffer changes; gradients are added without a weight.
+            weight: The samples of the micro-batch divided by the samples of the update on all processes, from 0 to 1.
+                It is the weight of the buffer changes; gradients are added without a weight.
 
         Raises:
             ValueError: The micro-batch has changed a parameter, or a buffer in a way that has no mean, for example its
                 shape.
+            IndexError: This process has ended all of its micro-batches of the update already.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=2)
@@ -336,10 +358,16 @@ class GradientTree:
                 bucket.take(index, self._count)
 
     def finish(self, values: Sequence[float] = ()) -> Tensor:
-        """Set the gradients and the buffers to the results of the update. Every process must call this.
+        """Set the gradients and the buffers to the results of the update.
+
+        You call it on every process after the last ``end_batch`` of the update, even on a process without
+        micro-batches, since all processes exchange their gradients here. Afterwards, ``grad`` of each parameter is the
+        sum over all micro-batches, or None if no micro-batch has a gradient for it. Clip gradients and step the
+        optimizer after it.
 
         Args:
-            values: The numbers of this process, as many as ``num_values``. They travel with the gradients.
+            values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
+                They travel with the gradients, so they need no further collective. The default is none.
 
         Returns:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float64`` on the device
@@ -350,6 +378,7 @@ class GradientTree:
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.Linear(1, 1)
             >>> tree = GradientTree([model], num_values=1)
             >>> tree.start_update(count=1)
@@ -373,10 +402,14 @@ class GradientTree:
         return sums
 
     def end_update(self) -> None:
-        """End an update after the step of the optimizer, and keep the buffers that ``finish`` has set.
+        """End an update, and keep the buffers that ``finish`` has set.
+
+        You call it after the step of the optimizer. To abandon the update, call ``drop_update`` instead. It does not
+        communicate.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=1)
@@ -392,12 +425,15 @@ class GradientTree:
         self._is_open = False
 
     def drop_update(self) -> None:
-        """Abandon an update: restore the buffers, and clear the gradients. Between two updates it does nothing.
+        """Abandon an update: restore the buffers, and set the gradients to None.
 
-        Call it if the update is not made, for example because a loss is not finite.
+        You call it instead of ``end_update`` if the optimizer makes no step, for example because a loss is not finite.
+        Call it on every process or on none, before or after ``finish``, so that the buffers stay the same. Between two
+        updates it does nothing.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=1)
@@ -416,11 +452,13 @@ class GradientTree:
     def save_buffers(self) -> None:
         """Remember the current values of the buffers, between two updates.
 
-        Use it with ``restore_buffers`` around forward passes that must not change the running statistics, for example
-        the passes of a closure.
+        You call it before forward passes that must not change the running statistics, for example the passes of an
+        LBFGS closure, and ``restore_buffers`` after them. ``start_update`` remembers the buffers by itself, so you need
+        no call within an update.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
             >>> tree = GradientTree([model])
             >>> tree.save_buffers()
@@ -432,10 +470,14 @@ class GradientTree:
         self._buffers.save()
 
     def restore_buffers(self) -> None:
-        """Set the buffers to the values that ``save_buffers`` or ``start_update`` has remembered.
+        """Set the buffers to the values that ``save_buffers`` or ``start_update`` has remembered, whichever came last.
+
+        You call it after forward passes that must not change the running statistics. ``start_batch`` and
+        ``drop_update`` restore the buffers by themselves.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.BatchNorm1d(1, momentum=0.5)
             >>> tree = GradientTree([model])
             >>> tree.start_update(count=1)
@@ -449,10 +491,12 @@ class GradientTree:
     def close(self) -> None:
         """Remove the gradient hooks from the parameters, and free the memory of the gradients.
 
-        Call it when training has ended and the modules live longer than this object.
+        You call it when training has ended and the modules live longer than this object. A second call has no effect.
+        The next ``start_update`` would add the hooks again.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradient_tree import GradientTree
             >>> model = torch.nn.Linear(1, 1)
             >>> tree = GradientTree([model])
             >>> tree.close()

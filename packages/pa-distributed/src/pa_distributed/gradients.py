@@ -62,32 +62,42 @@ class GradientExchange:
 
     Use it in a loop that trains several modules, calls methods other than ``forward``, accumulates gradients, or
     freezes parameters while it trains. ``DistributedDataParallel`` needs special care in each of these cases. This
-    class hooks into the parameters instead, and sends gradients while the backward pass is in progress.
+    class hooks into the parameters instead, and sends gradients while the backward pass is in progress. It does not
+    send the initial weights or the buffers: give all processes the same weights. For results that do not depend on the
+    number of processes, use ``GradientTree``.
 
-    Each update is a sequence of calls. Backward passes before the last leave their gradients on this process. Before
-    the last backward pass, call ``open``, and after it ``finish``, which averages the gradients and returns sums of
-    small numbers, for example the number of samples. Then step the optimizer and call ``end_update``. Between
-    ``finish`` and ``end_update``, each further backward pass is averaged when it ends, as optimizers that evaluate the
-    loss several times need it.
+    Each update, which is a step of the optimizer, is a sequence of calls. Backward passes before the last leave their
+    gradients on this process. Before the last backward pass, call ``open``, and after it ``finish``, which averages the
+    gradients and returns sums of small numbers, for example the number of samples. Then step the optimizer and call
+    ``end_update``. Between ``finish`` and ``end_update``, each further backward pass is averaged when it ends, as
+    optimizers that evaluate the loss several times need it.
 
     Parameters may be frozen and unfrozen at any time. Parameters that ``DistributedDataParallel`` was told to ignore
     are ignored here, too. Gradients of embeddings with ``sparse=True`` are averaged as sparse tensors.
 
+    ``torch.distributed`` must be initialised, and every process must make the same calls.
+
     Args:
         modules: The trained modules, with the same parameters on each process.
-        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is none.
-        device: The device of the parameters. The default is the CPU.
-        includes: A function that returns whether a parameter is averaged. By default all parameters are.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none.
+        device: The device of the parameters. The default, None, is the CPU; pass the device of the model if it is on an
+            accelerator.
+        includes: A function that is called with a parameter and returns whether its gradient is averaged. The default,
+            None, averages all.
         bucket_bytes: The bytes of gradients that are sent together. The default of 25 MiB is the default of
             ``DistributedDataParallel``: large enough for an efficient exchange, and small enough to begin early.
-        dtype: The type in which gradients are sent, for example ``torch.bfloat16`` to send half as much. By default
-            each gradient keeps its type.
+        dtype: The type in which gradients are sent, for example ``torch.bfloat16`` to send half as much. With the
+            default, None, each gradient keeps its type, so nothing is rounded.
 
     Attributes:
-        parameters: The parameters that took part in the last exchange.
+        parameters: The parameters that took part in the last exchange; empty before the first.
+
+    Raises:
+        ValueError: ``torch.distributed`` is not initialised.
 
     Example:
         >>> import torch
+        >>> from pa_distributed.gradients import GradientExchange
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> model = torch.nn.Linear(2, 1)
@@ -139,16 +149,17 @@ class GradientExchange:
     def open(self, *, overlaps: bool = True) -> None:
         """Prepare for the last backward pass of an update, whose gradients are averaged.
 
-        Call it on every process before that pass, and ``finish`` after it. A second call before ``finish`` has no
-        effect.
+        You call it on every process before that pass, and ``finish`` after it. A second call before ``finish`` has no
+        effect. An update is a step of the optimizer.
 
         Args:
-            overlaps: Whether to send gradients during the backward pass, which is faster. Pass False if a process may
-                have no backward pass in this update, for example because it has no samples left, or if the passes of
-                the processes differ.
+            overlaps: Whether to send gradients during the backward pass. The default, True, is faster. Pass False if a
+                process may have no backward pass in this update, for example because it has no samples left, or if the
+                passes of the processes differ.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
@@ -171,18 +182,26 @@ class GradientExchange:
     def finish(self, values: Sequence[float]) -> Tensor:
         """Average the gradients over the processes, and add up small numbers.
 
-        Call it on every process after the last backward pass of an update. Afterwards ``grad`` of each parameter is the
-        mean over the processes.
+        You call it on every process after the last backward pass of an update, even on a process without a backward
+        pass, since all processes wait for each other here. Afterwards ``grad`` of each parameter is the mean over the
+        processes, where a missing gradient counts as zero; a parameter without a gradient on all processes keeps None.
+        Clip gradients and step the optimizer after it. Without an ``open`` call before, nothing was sent during the
+        backward pass, and all gradients are sent here.
 
         Args:
-            values: The numbers of this process, as many as ``num_values``. They travel with the gradients, so they cost
-                no collective.
+            values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
+                They travel with the gradients, so they cost no collective. Pass an empty list without ``num_values``.
 
         Returns:
-            The sums of the numbers over all processes, as a one-dimensional tensor on the device of the parameters.
+            The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float32`` on the given
+            device. It is of ``torch.float64`` if all parameters are.
+
+        Raises:
+            RuntimeError: The number of values is not ``num_values``.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
@@ -205,11 +224,13 @@ class GradientExchange:
     def average_each_pass(self) -> None:
         """Average the gradients at the end of each backward pass, until ``end_update``.
 
-        ``finish`` switches to this by itself. Call it in an update without ``open`` and ``finish``, for example if an
-        optimizer such as LBFGS runs all backward passes in its closure.
+        You call it on every process in an update without ``open`` and ``finish``, for example if an optimizer such as
+        LBFGS runs all backward passes in its closure. All processes must then run the same number of backward passes.
+        ``finish`` switches to this by itself.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
@@ -227,10 +248,12 @@ class GradientExchange:
     def end_update(self) -> None:
         """End an update, so that gradients of later backward passes stay on this process until ``open``.
 
-        Call it after the step of the optimizer, and when an update is abandoned.
+        You call it on every process after the step of the optimizer, and also when an update is abandoned after
+        ``open``. It does not change the gradients; clear them with ``optimizer.zero_grad()``.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
@@ -249,11 +272,12 @@ class GradientExchange:
     def close(self) -> None:
         """Remove the gradient hooks from the parameters.
 
-        Call it when training has ended and the modules live longer than this object. Otherwise backward passes would
-        still call the hooks.
+        You call it when training has ended and the modules live longer than this object. Otherwise backward passes
+        would still call the hooks. It waits for gradients that are being sent. A second call has no effect.
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
@@ -270,8 +294,9 @@ class GradientExchange:
     def parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of a module whose gradients are averaged, including frozen parameters.
 
-        Use it to check which parameters ``includes`` and the names that ``DistributedDataParallel`` was told to ignore
-        leave out.
+        You call it to check which parameters ``includes`` and the names that ``DistributedDataParallel`` was told to
+        ignore leave out. The ``parameters`` attribute, in contrast, holds the parameters of all modules in the last
+        exchange, without those that are frozen on all processes.
 
         Args:
             module: A module, usually an element of ``modules``.
@@ -281,6 +306,7 @@ class GradientExchange:
 
         Example:
             >>> import torch
+            >>> from pa_distributed.gradients import GradientExchange
             >>> store = torch.distributed.HashStore()
             >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             >>> model = torch.nn.Linear(2, 1)
