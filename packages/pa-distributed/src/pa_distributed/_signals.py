@@ -34,9 +34,8 @@ class SignalWatch:
     Args:
         signals: The signals to watch, as names such as ``"SIGTERM"``, as numbers, or as members of ``signal.Signals``.
         on_signal: The function to call at each signal, without arguments. Its result is ignored.
-        ends_by: The exception class that ends your loop after a signal, if your loop raises one. It must be a class
-            that is written in Python, not a built-in class. The default, an empty tuple, means that no exception does
-            so.
+        ends_by: The class of the exception that your loop raises to end after a signal. It must be a class that is
+            written in Python, not a built-in class. The default, an empty tuple, means that no exception does so.
 
     Attributes:
         received: The last signal that has arrived, as a member of ``signal.Signals``, or None.

@@ -196,9 +196,6 @@ class GradientExchange:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float32`` on the given
             device. It is of ``torch.float64`` if all parameters are.
 
-        Raises:
-            RuntimeError: The number of values is not ``num_values``.
-
         Example:
             >>> import torch
             >>> from pa_distributed.gradients import GradientExchange
