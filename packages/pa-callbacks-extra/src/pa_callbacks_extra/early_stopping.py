@@ -15,33 +15,38 @@ class EarlyStoppingCallback(TrainerCallback):
     """Ends the run when a metric has not improved for some epochs.
 
     Use it if you do not know how many epochs a model needs: pass a large ``num_epochs``, and keep the best weights with
-    ``SaveBestModelCallback``. The first epoch sets the best value. A later epoch improves on it if its value is better
-    by at least the threshold, in the unit of the metric: with the threshold 0.01, a loss of 0.50 has to fall to 0.49.
-    The distance is measured from the best value, not from the epoch before, so slow progress in small steps counts as
-    soon as it has added up. NaN is never an improvement.
+    ``SaveBestModelCallback``, because this callback does not save. The run ends through its ordinary events, and
+    ``train()`` returns normally. The first epoch sets the best value. A later epoch improves on it if its value is
+    better by at least the threshold, in the unit of the metric: with the threshold 0.01, a loss of 0.50 has to fall to
+    0.49. The distance is measured from the best value, not from the epoch before, so slow progress in small steps
+    counts as soon as it has added up. NaN is never an improvement.
 
-    Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not
-    count: the patience is then a number of evaluations.
+    Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not count: the
+    patience is then a number of evaluations.
 
     Args:
-        early_stopping_patience: The number of consecutive epochs without an improvement after which the run
-            ends. The default, 1, as in pytorch-accelerated, ends it after the first such epoch. Most metrics are
+        early_stopping_patience: The number of consecutive epochs without an improvement after which the run ends, at
+            least 1. The default, 1, as in pytorch-accelerated, ends it after the first such epoch. Most metrics are
             noisier than that: pass 3 to 10.
         early_stopping_threshold: The smallest change of the metric that is an improvement, as an absolute number. The
             default, 0.01, suits losses of about 1; pass less for smaller values. With 0, any better value counts.
-        watch_metric: The metric to watch, by its name in the run history. The default needs an ``eval_dataset``.
+        watch_metric: The metric to watch, by its name in the run history. The default, ``eval_loss_epoch``, is the mean
+            loss of the evaluation after an epoch, and needs an ``eval_dataset``.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
-        reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
-            on the runs before it. The epochs without an improvement are counted from 0 in each run; only a run
-            that continues from a training state keeps the best value and the count of that state.
+        reset_on_train: Whether each training run starts without a best value. The default, True, judges each run by
+            itself. If False, a run has to improve on the runs before it. The epochs without an improvement are counted
+            from 0 in each run; only a run that continues from a training state keeps the best value and the count of
+            that state.
 
     Attributes:
         best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
-        epochs_without_improvement: The number of consecutive epochs without an improvement, up to now.
+        epochs_without_improvement: The number of consecutive epochs without an improvement, up to now; 0 before a run.
+            Training states contain it and ``best``.
 
     Raises:
-        ConfigurationError: The patience is less than 1 epoch, or the threshold is negative or not finite.
+        ConfigurationError: The patience is less than 1 epoch, or the threshold is negative or not finite. ``train()``
+            raises it when a run starts whose evaluations cannot record ``watch_metric``.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -87,7 +92,15 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Start to count, and forget the best value of earlier runs unless ``reset_on_train`` is False."""
+        """Start to count from 0, and forget the best value of earlier runs unless ``reset_on_train`` is False.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: No evaluation of the run can record the metric.
+        """
         require_watchable(trainer, self.watch_metric)
         self.epochs_without_improvement = 0
         if self.reset_on_train:
@@ -95,7 +108,16 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Request the end of the run if the metric has not improved for long enough."""
+        """Compare the metric of the epoch, and end the run if it has not improved for long enough.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            StopTrainingError: The metric has not improved for ``early_stopping_patience`` epochs. It ends the run.
+            MetricNotFoundError: The metric was not recorded.
+        """
         if not trainer.is_evaluated_in_epoch(self.watch_metric):
             return
         value, epoch = watched_value(trainer, self.watch_metric), trainer.run_history.current_epoch
@@ -118,7 +140,14 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its epoch, and the number of epochs since then."""
+        """Return the best value, its epoch, and the number of epochs without an improvement, for a training state.
+
+        The trainer calls it when it saves a training state, so you need not call it yourself.
+
+        Returns:
+            A dictionary with the keys "best" (a dictionary of the value and the epoch) and
+            "epochs_without_improvement".
+        """
         return {
             "best": self.best.state_dict(),
             "epochs_without_improvement": self.epochs_without_improvement,
@@ -126,6 +155,16 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the best value and the count of the resumed run."""
+        """Continue from the best value and the count of the resumed run.
+
+        The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
+        it yourself. The patience and the threshold of the constructor stay.
+
+        Args:
+            state_dict: The result of ``state_dict``.
+
+        Raises:
+            KeyError: An entry is missing.
+        """
         self.best.load_state_dict(state_dict["best"])
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]

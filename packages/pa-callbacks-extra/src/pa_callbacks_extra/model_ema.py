@@ -27,16 +27,16 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     Averaged weights often generalise better than the last weights, and change less from epoch to epoch. In a custom
     loop, call ``update`` after each optimizer update; for a trainer, use ``ModelEmaCallback``.
 
-    Each update moves every parameter and every floating-point buffer of the copy to
-    ``decay * average + (1 - decay) * value``, in a fused pass without temporaries. Tied weights are averaged
-    once. Frozen weights are averaged like all others, because they may be unfrozen at any time. Tensors of whole
-    numbers, such as the counters of batch norm layers, are copied. So are tensors that hold infinities when the
-    average is made, such as attention masks, because they have no average.
+    Each update moves every parameter and every floating-point buffer of the copy to ``decay * average + (1 - decay) *
+    value``, in a fused pass without temporaries. Tied weights are averaged once. Frozen weights are averaged like all
+    others, because they may be unfrozen at any time. Tensors of whole numbers, such as the counters of batch norm
+    layers, are copied. So are tensors that hold infinities when the average is made, such as attention masks, because
+    they have no average.
 
-    The average is kept in the precision of the weights, but at least in float32: in bfloat16, whose numbers
-    are 0.4 % apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is
-    therefore a model in float32 of twice its size, and an update needs a temporary as large as the largest tensor.
-    ``applied_to`` evaluates and saves the average in the precision of the model.
+    The average is kept in the precision of the weights, but at least in float32: in bfloat16, whose numbers are 0.4 %
+    apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is therefore a model
+    in float32 of twice its size, and an update needs a temporary as large as the largest tensor. ``applied_to``
+    evaluates and saves the average in the precision of the model.
 
     If the model is sharded, each process averages its shards, without an exchange. Every process must make the average,
     and enter ``applied_to``. The copy then has the weights but not the code of the model, and cannot be called.
@@ -45,14 +45,15 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     everything that the next updates depend on.
 
     Args:
-        model: The model. Distributed or compiled wrappers are not copied. Make the
-            average before layers are converted to ``SyncBatchNorm``, so that the copy has the original layers.
+        model: The model. Distributed or compiled wrappers are not copied. Make the average before layers are converted
+            to ``SyncBatchNorm``, so that the copy has the original layers.
         decay: The fraction of the average that each update keeps, from 0 (the copy follows the model) to 1 (it never
-            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits long
-            trainings.
+            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits
+            trainings of 100,000 updates and more. Pass less for shorter trainings, for example 0.99.
         warm_up: Whether the decay is lower at first, so that the untrained weights are soon forgotten: update ``n``,
             counted from 1, keeps ``min(decay, (1 + n) / (10 + n))``. This is the rule of TensorFlow's
-            ``tf.train.ExponentialMovingAverage``. A decay of 0.9999 is reached after 90,000 updates.
+            ``tf.train.ExponentialMovingAverage``. A decay of 0.9999 is reached after 90,000 updates. The default,
+            False, keeps the decay constant, so that it is the given value from the first update on.
 
     Attributes:
         module: The averaged model.
@@ -65,6 +66,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     Example:
         >>> import torch
+        >>> from pa_callbacks_extra import ModelEma
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> _ = torch.nn.init.constant_(model.weight, 0.0)
         >>> ema = ModelEma(model, decay=0.75)
@@ -98,10 +100,29 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the averaged copy of the model; call the instance, as in ``ema(inputs)``.
+
+        Use it to predict with the average in a custom loop. The copy is in eval mode, in at least float32, and on the
+        device that the model had when the average was made. To use the model's own code and precision, enter
+        ``applied_to`` and call the model instead. The example of :class:`ModelEma` calls it.
+
+        Args:
+            *args: The positional arguments of the model.
+            **kwargs: The keyword arguments of the model.
+
+        Returns:
+            The outputs of the copy, without a gradient with respect to its weights.
+
+        Raises:
+            ConfigurationError: The model is sharded, so the copy has its weights but not its code.
+        """
         return self.module(*args, **kwargs)
 
     def update(self, model: nn.Module) -> None:
         """Move the average towards the present values of the model; call it after each optimizer update.
+
+        You call it in a custom loop. ``ModelEmaCallback`` calls it for a trainer. ``reset`` sets the average to these
+        values instead.
 
         Args:
             model: The model from which the average was made, with or without wrappers.
@@ -112,6 +133,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
         Example:
             >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
             >>> model = torch.nn.Linear(1, 1)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             >>> ema = ModelEma(model, decay=0.99)
@@ -130,13 +152,24 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     def reset(self, model: nn.Module) -> None:
         """Start over: set the average to the present values of the model, and forget all updates.
 
-        Use it when training begins again with other weights, for example after a checkpoint was loaded into the model.
+        You call it when training begins again with other weights, for example after a checkpoint was loaded into the
+        model. The decay and ``warm_up`` stay, and ``num_updates`` is 0.
 
         Args:
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
             ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
+
+        Example:
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
+            >>> model = torch.nn.Linear(1, 1)
+            >>> ema = ModelEma(model)
+            >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+            >>> ema.reset(model)
+            >>> ema.module.weight.item(), ema.num_updates
+            (3.0, 0)
         """
         inner = unwrap_model(model, keep_torch_compile=False)
         self._pairs_with(model).copy()
@@ -146,11 +179,12 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @contextmanager
     def applied_to(self, model: nn.Module) -> Generator[None]:
-        """Give the model the averaged weights within a context, for evaluating or saving it; do not train it there.
+        """Give the model the averaged weights within a ``with`` block, for evaluating or saving it, not for training.
 
-        The model's own weights are always restored. No weight is copied, unless the average has another
-        precision than the model, or is sharded, in which case each process copies its shards. Gradients, modes, hooks
-        and wrappers of the model are not touched.
+        Use it to run the average with the model's own code, precision and wrappers; call the instance to run the copy.
+        The model's own weights are always restored. No weight is copied, unless the average has another precision than
+        the model, or is sharded, in which case each process copies its shards, and every process must enter the block.
+        Gradients, modes, hooks and wrappers of the model are not touched, so call ``model.eval()`` yourself.
 
         Args:
             model: The model from which the average was made, with or without wrappers.
@@ -159,7 +193,9 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
 
         Example:
-            >>> model = nn.Linear(1, 1)
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
+            >>> model = torch.nn.Linear(1, 1)
             >>> ema = ModelEma(model)
             >>> with ema.applied_to(model):  # model and its own code, with averaged weights
             ...     exported = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -174,14 +210,48 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the state that the state dict of the average leaves out, such as non-persistent buffers."""
+        """Return the part of the state that no tensor in the state dict holds.
+
+        ``ema.state_dict()`` calls it, so you need not call it yourself: save ``ema.state_dict()``.
+
+        Returns:
+            A dictionary with the keys "num_updates" (an integer), "copied" (the names of the tensors that are copied
+            instead of averaged) and "other_buffers" (the non-persistent buffers by their names).
+
+        Example:
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
+            >>> ModelEma(torch.nn.Linear(1, 1)).get_extra_state()
+            {'num_updates': 0, 'copied': [], 'other_buffers': {}}
+        """
         in_state_dict = self.module.state_dict().keys()
         others = {name: buffer for name, buffer in self.module.named_buffers() if name not in in_state_dict}
         return {"num_updates": self.num_updates, "copied": sorted(self._copied), "other_buffers": others}
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the return value of ``get_extra_state``."""
+        """Restore the return value of ``get_extra_state``.
+
+        ``ema.load_state_dict(...)`` calls it, so you need not call it yourself. Buffers that the model does not have,
+        or that have another shape, are ignored.
+
+        Args:
+            state: The return value of ``get_extra_state``.
+
+        Raises:
+            KeyError: The key "num_updates" or "copied" is missing.
+
+        Example:
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
+            >>> model = torch.nn.Linear(1, 1)
+            >>> ema, resumed = ModelEma(model), ModelEma(model)
+            >>> ema.update(model)
+            >>> resumed.load_state_dict(ema.state_dict())
+            <All keys matched successfully>
+            >>> resumed.num_updates
+            1
+        """
         self.num_updates = state["num_updates"]
         self._copied = frozenset(state["copied"])
         self._pairs = None

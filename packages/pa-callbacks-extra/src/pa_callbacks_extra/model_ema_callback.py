@@ -30,26 +30,35 @@ _PREFIX = "ema_model_"
 
 
 class ModelEmaFactory(Protocol):
-    """The type of ``model_ema``: ``ModelEma``, a subclass of it, or a function that returns an average.
+    """The type of the ``model_ema`` argument of ``ModelEmaCallback``: a function that makes the average of a model.
+
+    ``ModelEma`` is such a function, and so are its subclasses and a ``functools.partial`` of them. Use the type in
+    annotations, or pass a custom function, for example to set ``warm_up``.
 
     Example:
         >>> from functools import partial
         >>> from torch import nn
-        >>> from pa_callbacks_extra import ModelEma, ModelEmaFactory
+        >>> from pa_callbacks_extra import ModelEma, ModelEmaCallback, ModelEmaFactory
         >>> make_average: ModelEmaFactory = partial(ModelEma, warm_up=True)
         >>> make_average(nn.Linear(1, 1), decay=0.99).warm_up
         True
+        >>> average = ModelEmaCallback(model_ema=make_average)
     """
 
     def __call__(self, model: Any, /, *, decay: float) -> ModelEma:
-        """Make the average of the trainer's model; ``ModelEmaCallback`` calls this before the first update.
+        """Make the average of the trainer's model.
+
+        ``ModelEmaCallback`` calls it on every process at the start of each training run or, with lazy modules, after
+        the first update. An implementation copies the weights and leaves the model itself as it is. An exception that
+        it raises ends the run. The example of :class:`ModelEmaFactory` calls it.
 
         Args:
-            model: The trainer's model. Copy its weights, and leave the model itself as it is.
-            decay: The fraction of the average that each update keeps, from 0 to 1.
+            model: The trainer's model, without wrappers.
+            decay: The fraction of the average that each update of the average keeps, from 0 to 1.
 
         Returns:
-            The average, which the callback updates after each update of the model.
+            The average, a ``ModelEma`` or an instance of a subclass. The callback moves it to the device and updates it
+            during the run, and ``ModelEmaCallback.ema`` is this object.
         """
         ...
 
@@ -57,16 +66,17 @@ class ModelEmaFactory(Protocol):
 class ModelEmaCallback(SaveBestModelCallback):
     """Averages the weights of a run exponentially, evaluates the average and saves it.
 
-    Averaged weights often generalise better than the last weights. The average begins with the weights at the start of
-    each training run and moves after each optimizer update. With lazy modules, which get their shapes in the first
-    forward pass, it begins after the first update. The model itself is trained as without this callback, and has its
-    own weights at the end of the run; the average is in the file, and in ``ema``.
+    Use it with a trainer, because averaged weights often generalise better than the last weights; in a custom loop, use
+    ``ModelEma``. The average begins with the weights at the start of each training run and moves after each optimizer
+    update. With lazy modules, which get their shapes in the first forward pass, it begins after the first update. The
+    model itself is trained as without this callback, and has its own weights at the end of the run; the average is in
+    the file, and in ``ema``. Training states contain the average and the best value.
 
     After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: the
     averaged weights are put into the model for that time. The metrics of the average have the prefix ``ema_model_``, as
-    in ``ema_model_eval_loss_epoch``, or ``ema_model_eval_val_loss_epoch`` for an evaluation set ``val``. The
-    average is saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with
-    averaged weights, for ``trainer.load_checkpoint``.
+    in ``ema_model_eval_loss_epoch``, or ``ema_model_eval_val_loss_epoch`` for an evaluation set ``val``. The average is
+    saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with averaged weights,
+    for ``trainer.load_checkpoint``.
 
     Place it after callbacks whose metrics are part of the evaluation, and before callbacks that log or watch metrics,
     such as ``DEFAULT_CALLBACKS``, which would otherwise get the metrics of the average an epoch late. If a
@@ -79,28 +89,37 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     Args:
         decay: The fraction of the average that each optimizer update keeps, from 0 to 1. The average looks back over
-            about ``1 / (1 - decay)`` updates: by default 100.
+            about ``1 / (1 - decay)`` updates. The default, 0.99, looks back over 100, which suits short trainings too;
+            pass 0.999 or 0.9999 for long trainings.
         evaluate_during_training: Whether the average is evaluated after each epoch, which takes as long as the
-            evaluation of the model, and the best average is saved. If False, the average is saved after each epoch.
-        save_path: The file to save to, which should end in ``.pt``. The default is ``ema_model.pt``.
-        watch_metric: The metric to watch, by its name in the run history.
+            evaluation of the model, and the best average is saved. This is the default. If False, the average is saved
+            after each epoch, and no ``eval_dataset`` is needed.
+        save_path: The file to save to, which should end in ``.pt``. A relative path, such as the default
+            ``ema_model.pt``, is in the working directory at the start of the run.
+        watch_metric: The metric to watch, by its name in the run history. The default is the mean loss of the average
+            in the evaluation after an epoch.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
-        model_ema: Makes the average, called with the model and ``decay=...``. For a decay that warms up, pass
-            ``functools.partial(ModelEma, warm_up=True)``.
+        model_ema: Makes the average, called with the model and ``decay=...``. The default, ``ModelEma``, has a constant
+            decay. For a decay that warms up, pass ``functools.partial(ModelEma, warm_up=True)``.
         callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
-            A callback that measures something can be given here as well as to the trainer.
+            The default, none, records the loss only. A callback that measures something can be given here as well as to
+            the trainer.
         update_every_n_steps: The number of optimizer updates from one update of the average to the next; 1 by default.
             A larger number saves time. Each update of the average then keeps ``decay`` to the power of this number, so
             the average looks back equally far.
 
     Attributes:
+        ema: The average of the current or last training run, a ``ModelEma``.
         best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
         callbacks: The callbacks for the evaluation of the average.
+        path: The file to save to, as a path.
 
     Raises:
         ConfigurationError: The decay is not between 0 and 1, or ``update_every_n_steps`` is not a positive whole
-            number; or, when a run starts, there is no dataset to evaluate the average on.
+            number. ``train()`` raises it when a run starts if there is no dataset to evaluate the average on, or if the
+            optimizer averages the weights itself.
+        CheckpointError: ``train()`` raises it when a run starts if the file cannot be written.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -154,10 +173,15 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @property
     def ema(self) -> ModelEma:
-        """The average of the current or last training run.
+        """The average of the current or last training run, a ``ModelEma``.
+
+        ``ema.module`` is the averaged copy of the model, and ``ema.num_updates`` the number of its updates. Each
+        training run begins a new average, which moves with the updates of the run and stays after it. For example,
+        ``average.ema(inputs)`` predicts with the average after ``train()``. On several processes, all have the same
+        average when the run has ended.
 
         Raises:
-            ConfigurationError: There was no training run yet.
+            ConfigurationError: There was no training run yet or, with lazy modules, no update yet.
         """
         if self._ema is None:
             raise ConfigurationError(
@@ -168,20 +192,34 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @contextmanager
     def averaged_weights(self, trainer: AnyTrainer) -> Generator[None]:
-        """Give the model of a run the averaged weights within a context, for evaluating or saving it in other ways.
+        """Give the model of a run the averaged weights within a ``with`` block, for evaluating or saving it.
 
-        Call it in a callback or after the run. Every process must call this.
+        You call it in a callback or after the run, on every process. The model's own weights are always restored.
+        ``evaluate_average`` runs a whole evaluation in such a block; ``ema.applied_to`` does the same for a custom
+        loop.
 
         Args:
             trainer: The trainer of the run.
 
         Raises:
-            ConfigurationError: The model has changed since the run started.
+            ConfigurationError: The model has changed since the run started, or there is no average yet.
 
         Example:
-            >>> def export(trainer, average):  # the average is a ModelEmaCallback of the trainer
-            ...     with average.averaged_weights(trainer):
-            ...         return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> class Export(ModelEmaCallback):
+            ...     def save_best(self, trainer):
+            ...         with self.averaged_weights(trainer):
+            ...             self.exported = trainer.model.weight.clone()
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> export, data = Export(decay=0.5), make_regression(16)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[export])
+            >>> trainer.train(data, num_epochs=1, eval_dataset=data)
+            >>> torch.equal(export.exported, export.ema.module.weight)
+            True
         """
         broadcast_buffers(self.ema.module)
         with self.ema.applied_to(trainer.model):
@@ -189,7 +227,12 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record the parts of the model, before its methods are replaced for mixed precision."""
+        """Record the parts of the model, before its methods are replaced for mixed precision.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if trainer.is_sharded:  # the average of a sharded model has no methods
             return
         model = trainer.get_model(keep_torch_compile=False)
@@ -200,17 +243,37 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Keep the average of the last training run."""
+        """Keep the average of the last training run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._users_model = None
 
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Keep the average of the last training run."""
+        """Keep the average of the last training run.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._users_model = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a new average with the weights of the model."""
+        """Begin a new average with the weights of the model.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: There is no dataset to evaluate the average on, the metric would never be recorded, or
+                the optimizer averages the weights itself.
+            CheckpointError: The file cannot be written.
+        """
         super().on_training_run_start(trainer, **kwargs)
         self._require_writable(trainer)
         if averaging := [
@@ -247,7 +310,13 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Move the average, or begin it if the shapes were not known when the run started."""
+        """Move the average, or begin it if the shapes were not known when the run started.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         if self._ema is None:
             self._begin(trainer)
         if update % self.update_every_n_steps == 0:
@@ -255,7 +324,15 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Evaluate the average, and save it if it is the best so far; without evaluations, save it in any case."""
+        """Evaluate the average, and save it if it is the best so far; without evaluations, save it in any case.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            MetricNotFoundError: The metric was not recorded.
+        """
         if self.evaluate_during_training:
             self.evaluate_average(trainer)
             super().on_training_run_epoch_end(trainer, **kwargs)
@@ -264,17 +341,35 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Leave the same average on all processes."""
+        """Leave the same average on all processes.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         broadcast_buffers(self.ema.module)
 
     def evaluate_average(self, trainer: AnyTrainer) -> None:
         """Run an evaluation epoch with the averaged weights, and leave everything else unchanged.
 
-        Metrics are recorded with the prefix ``ema_model_``. This callback calls it after each epoch; call it in your
-        callbacks for an evaluation at another time. Every process must call this.
+        This callback calls it after each epoch if ``evaluate_during_training`` is True, so you need not call it
+        yourself. Call it in a custom callback for an evaluation at another time, for example after some updates, on
+        every process. Metrics are recorded with the prefix ``ema_model_``, and only the callbacks in ``callbacks`` are
+        called.
 
         Args:
             trainer: The trainer, in a training run with an ``eval_dataset``.
+
+        Raises:
+            ConfigurationError: There is no average yet, or the model has changed since the run started.
+
+        Example:
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> class EvaluateOften(ModelEmaCallback):
+            ...     def on_optimizer_step_end(self, trainer, update, **kwargs):
+            ...         super().on_optimizer_step_end(trainer, update, **kwargs)
+            ...         if update % 100 == 0:
+            ...             self.evaluate_average(trainer)
         """
         with (
             self.averaged_weights(trainer),
@@ -285,17 +380,49 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def save_best(self, trainer: AnyTrainer) -> None:
-        """Write the file; override this to save something else or in another form."""
+        """Write the averaged model to ``path``; override it to save something else or in another format.
+
+        The callback calls it on every process after each epoch in which ``watch_metric`` of the average has improved,
+        after ``best`` was updated, so you need not call it yourself. With ``evaluate_during_training=False`` it is not
+        called: the average is then saved after each epoch. The file is a checkpoint of the model with averaged weights,
+        without optimizer and scheduler. An override need not call ``super()``; it must let only one process write. The
+        example of ``averaged_weights`` overrides it.
+
+        Args:
+            trainer: The trainer of the run. Its model has its own weights; enter ``averaged_weights(trainer)`` for the
+                average.
+
+        Raises:
+            OSError: The file cannot be written, for example because the disk is full.
+        """
         self._save(trainer, self._what_identifies_the_best())
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, the best value and its epoch."""
+        """Return the average, the best value and its epoch, for a training state.
+
+        The trainer calls it when it saves a training state, so you need not call it yourself. To save the average
+        alone, use the file of the callback, or ``ema.state_dict()``.
+
+        Returns:
+            A dictionary with the keys "best" (a dictionary of the value and the epoch) and "average" (the state dict of
+            ``ema``, or None before the average begins).
+        """
         return {"best": super().state_dict(), "average": None if self._ema is None else dict(self._ema.state_dict())}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the average and the best value of the resumed run."""
+        """Continue from the average and the best value of the resumed run.
+
+        The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
+        it yourself.
+
+        Args:
+            state_dict: The result of ``state_dict``.
+
+        Raises:
+            RuntimeError: The saved average belongs to another model.
+        """
         super().load_state_dict(state_dict["best"])
         if state_dict["average"] is not None:
             self.ema.load_state_dict(state_dict["average"])

@@ -34,33 +34,43 @@ class _Operator(Protocol):
 class ProfilerCallback(TrainerCallback):
     """Profiles the time and the memory of some updates with ``torch.profiler``.
 
-    Use it to find out why a step is slow or needs much memory. Each process writes ``rank_0.pt.trace.json`` and so
-    on, for https://ui.perfetto.dev or TensorBoard. On CUDA it also writes ``rank_0.memory.pickle``, which has each
-    allocation with the lines that made it, for https://pytorch.org/memory_viz. Files of an earlier run in the folder
-    are replaced. When the run ends, it prints a table of the operators that took most of the time.
+    Use it to find out why a step is slow or needs much memory; remove it for the real run. Each process writes
+    ``rank_0.pt.trace.json`` and so on, for https://ui.perfetto.dev or TensorBoard. On CUDA it also writes
+    ``rank_0.memory.pickle``, which has each allocation with the lines that made it, for https://pytorch.org/memory_viz.
+    Files of an earlier run in the folder are replaced. When the run ends, it prints a table of the operators that took
+    most of the time, in milliseconds.
 
     Updates are counted from the start of ``train()``, even in a resumed run. The updates before the measured updates
     and after them are not slowed. An evaluation between recorded updates is recorded too. A run that ends or fails
-    within them writes the updates recorded so far: after an out-of-memory error, the files show all allocations.
+    within them writes the updates recorded so far: after an out-of-memory error, the files show all allocations. A run
+    that is too short causes a ``UserWarning``. Nothing is kept in training states.
 
     Place it last, so that the work of other callbacks after an update belongs to this update.
 
     Args:
-        folder: The folder of the files, which is created.
-        wait: The number of updates before anything is measured. The default, 5, leaves out compilation, the choice of
-            algorithms and the first allocations.
+        folder: The folder of the files, which is created. A relative path, such as the default, is in the working
+            directory.
+        wait: The number of updates before anything is measured, at least 0. The default, 5, leaves out compilation, the
+            choice of algorithms and the first allocations.
         warmup: The number of updates that are measured and thrown away, since starting the profiler slows them; at
-            least 1.
-        active: The number of updates that are recorded. The default, 3, is enough to see a pattern, in a file of some
-            megabytes.
-        record_shapes: Whether the trace has the shapes of the operators' inputs.
-        profile_memory: Whether the trace has the memory that each operator allocates and frees.
-        with_stack: Whether the trace has the line of Python that called each operator, which slows the recorded
-            updates.
-        memory_snapshot: Whether to write ``rank_0.memory.pickle``, on CUDA.
+            least 1. The default is 2, because the first measured update is the slowest.
+        active: The number of updates that are recorded, at least 1. The default, 3, is enough to see a pattern, in a
+            file of some megabytes.
+        record_shapes: Whether the trace has the shapes of the operators' inputs. The default is False, because
+            recording them takes time.
+        profile_memory: Whether the trace has the memory that each operator allocates and frees. The default is False,
+            because recording it takes time, and the memory snapshot shows more.
+        with_stack: Whether the trace has the line of Python that called each operator. The default is False, because
+            that slows the recorded updates.
+        memory_snapshot: Whether to write ``rank_0.memory.pickle``. The default is True; it has an effect on CUDA only.
+
+    Attributes:
+        folder: The folder of the files, as a path. The other arguments are attributes too.
+        trace: The path of the trace that the last run has written on this process; None if it has not written any.
 
     Raises:
         ConfigurationError: A number of updates is not a whole number, or is too small.
+        OSError: ``train()`` raises it if the folder cannot be created, or the trace cannot be written.
 
     Example:
         >>> import tempfile, torch
@@ -75,10 +85,6 @@ class ProfilerCallback(TrainerCallback):
         ...     print(profiler.trace.name)  # doctest: +ELLIPSIS
         Profile of 3 updates, until update 10: ...
         rank_0.pt.trace.json
-
-    Attributes:
-        folder: The folder of the files.
-        trace: The trace that the last run has written on this process; None if it has not written any.
     """
 
     def __init__(
@@ -112,7 +118,15 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Create the folder now, so that an error costs no training time."""
+        """Create the folder now, so that an error costs no training time.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            OSError: The folder cannot be created.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.trace, self._updates, self._device, self._report = None, 0, trainer.device, ""
         if self.wait == 0:
@@ -120,7 +134,16 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Begin with the first measured update, and end after the last."""
+        """Begin with the first measured update, and end after the last.
+
+        Args:
+            trainer: The trainer.
+            update: Not used: updates are counted from the start of ``train()``.
+            **kwargs: Not used.
+
+        Raises:
+            OSError: The trace cannot be written.
+        """
         self._updates += 1
         if self._profile is not None:
             self._profile.step()
@@ -131,7 +154,15 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Write the recorded updates of a short run, and print the table."""
+        """Write the recorded updates of a short run, and print the table.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            OSError: The trace cannot be written.
+        """
         self._stop(trainer)
         if self._updates < (needed := self.wait + self.warmup + self.active) and not trainer.was_complete:
             warnings.warn(
@@ -145,7 +176,13 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Write the recorded updates, and print the table."""
+        """Write the recorded updates, and print the table.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         self._stop(trainer)
         self._print_report(trainer)
 

@@ -16,10 +16,10 @@ from pa_core.distributed import num_processes
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes batch norm layers normalise over the batches of all processes in a run.
 
-    Use it to train with small batches on many processes: without it, each process normalises over a few samples.
-    With this callback, training on two processes with batches of 16 equals training on one process with batches of 32,
-    up to rounding. Outputs, gradients and running statistics are the same, even if the last batch is smaller or does
-    not reach all processes.
+    Use it to train with small batches on many processes: without it, each process normalises over a few samples. With
+    this callback, training on two processes with batches of 16 equals training on one process with batches of 32, up to
+    rounding. Outputs, gradients and running statistics are the same, even if the last batch is smaller or does not
+    reach all processes. It has no arguments, and nothing of it is kept in training states.
 
     On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, which that class does not
     support, they are layers of this package with the same state and the same results. After the run the model has its
@@ -33,9 +33,10 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     process in a callback, and not in ``calculate_train_batch_loss``.
 
     Raises:
-        ConfigurationError: The run is reproducible on any number of processes.
-        UnsupportedConfigurationError: A layer is a subclass of a torch batch norm layer with a custom ``forward``,
-            which would be lost.
+        ConfigurationError: ``train()`` or ``evaluate()`` raises it if the trainer was created with ``reproducible``,
+            whose results must not depend on the number of processes.
+        UnsupportedConfigurationError: ``train()`` or ``evaluate()`` raises it if a layer is a subclass of a torch batch
+            norm layer with a custom ``forward``, which would be lost.
 
     Example:
         >>> import torch
@@ -59,7 +60,16 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Convert the layers, if there are several processes."""
+        """Convert the layers, if there are several processes.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: The run is reproducible on any number of processes.
+            UnsupportedConfigurationError: A layer has a custom ``forward``.
+        """
         self._restore()
         if trainer.reproducible:
             raise ConfigurationError(
@@ -76,7 +86,12 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to count steps, and prepare for the last step, which may not reach all processes."""
+        """Begin to count steps, and prepare for the last step, which may not reach all processes.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._next_step = 0
         loader = _keyed_loader(trainer)
         # A run may resume at the end of an epoch, where no step is left.
@@ -85,30 +100,56 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Leave out the processes that have no sample in this step."""
+        """Leave out the processes that have no sample in this step.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self._participants is not None:
             self._participants.choose_first(_processes_with_samples(trainer, self._next_step))
         self._next_step += 1
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Let all processes take part again."""
+        """Let all processes take part again.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self._participants is not None:
             self._participants.choose_first(num_processes())
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Give the model its own layers again."""
+        """Restore the model's own layers.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._restore()
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Give the model its own layers again."""
+        """Restore the model's own layers.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._restore()
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Give the model its own layers again."""
+        """Restore the model's own layers.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
+        """
         self._restore()
 
     def _restore(self) -> None:

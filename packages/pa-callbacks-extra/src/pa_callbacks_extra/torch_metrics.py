@@ -54,34 +54,38 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     ``evaluation_val_accuracy``. If a metric is a vector, each element is recorded, as ``eval_recall_0`` and so on.
 
     Values cover all samples of all processes, each counted once. Training and evaluation have separate copies of the
-    metrics, so an evaluation within a training epoch disturbs nothing; the metrics that you pass are not
-    changed. The copies are placed on the device of the run. The metrics of an interrupted training epoch are part of
-    training states.
+    metrics, so an evaluation within a training epoch disturbs nothing; the metrics that you pass are not changed. The
+    copies are placed on the device of the run. The metrics of an interrupted training epoch are part of training
+    states.
 
     With types, write ``TorchMetricsCallback[Batch, Output](...)``: type checkers then check both functions.
 
-    Place it before callbacks that watch or log its metrics. A trainer may have several of them, for metrics of
-    other predictions, each with a ``name``.
+    Place it before callbacks that watch or log its metrics. A trainer may have several of them, for metrics of other
+    predictions, each with a ``name``.
 
     Args:
         metrics: A metric, or a ``MetricCollection`` that gives each of them a name.
-        predictions: A function of a batch and of the return value of ``calculate_*_batch_loss``. It returns the
-            first argument of the metrics. The default is ``output["model_outputs"]``.
-        targets: The same for the second argument of the metrics; None for metrics that take predictions alone.
-            The default is ``batch[1]``.
+        predictions: A function of a batch and of the return value of ``calculate_*_batch_loss``. It returns the first
+            argument of the metrics. The default returns ``output["model_outputs"]``, the outputs of the model in a
+            default step.
+        targets: The same for the second argument of the metrics; None for metrics that take predictions alone. The
+            default returns ``batch[1]``, the targets of a default step.
         in_training: Whether to compute them over training epochs. The default is False, because the model changes
             within the epoch, and metrics take time in each step.
-        in_evaluation: Whether to compute them over evaluations.
+        in_evaluation: Whether to compute them over evaluations, which is the default.
         name: The name of the task, which distinguishes several of these callbacks. It comes before the name of each
-            metric, as in ``eval_depth_accuracy``.
+            metric, as in ``eval_depth_accuracy``. The default, an empty name, adds nothing.
 
     Attributes:
         train_metrics: The copy for the training; None if ``in_training`` is False.
         eval_metrics: The copy for evaluations; None if ``in_evaluation`` is False.
+        instance_name: The name of the task.
 
     Raises:
-        ConfigurationError: ``metrics`` is not a metric, a name is also a name of the trainer's, or another callback
-            of this kind has a metric of the same name.
+        ConfigurationError: The constructor raises it if ``metrics`` is not a metric, ``predictions`` or ``targets`` is
+            not a function, the metrics would never be computed, or a name is also a name of the trainer's. ``train()``
+            and ``evaluate()`` raise it if another callback of this kind has a metric of the same name, or a metric is
+            neither a number nor a vector of numbers.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
     Example:
@@ -131,17 +135,30 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._earlier: list[MetricStates] = []
 
     def update_metrics(self, metrics: MetricCollection, batch: BatchT_contra, output: OutputT_contra) -> None:
-        """Update the metrics with a batch; override this for metrics that take more than two arguments.
+        """Update the metrics with a batch; override it for metrics that take more than two arguments.
+
+        The callback calls it on each process after each step of a training or an evaluation with metrics, so you need
+        not call it yourself. This implementation passes the results of ``predictions`` and ``targets`` to
+        ``metrics.update``. An override need not call ``super()``. It should detach tensors that have a graph, because
+        metrics may keep their arguments, and must not communicate with other processes.
 
         Args:
-            metrics: The metrics of the training or the evaluation; call their ``update``.
+            metrics: The copy for the training or for evaluations, a ``MetricCollection``; call its ``update``.
             batch: The batch, on the device.
-            output: The return value of ``calculate_*_batch_loss`` for it.
+            output: The return value of ``calculate_*_batch_loss`` for the batch.
 
         Example:
+            >>> import torch
+            >>> from torchmetrics.retrieval import RetrievalMRR
+            >>> from pa_callbacks_extra import TorchMetricsCallback
             >>> class RetrievalMetrics(TorchMetricsCallback):
             ...     def update_metrics(self, metrics, batch, output):
-            ...         metrics.update(output["model_outputs"], batch[1], indexes=batch[2])
+            ...         metrics.update(output["model_outputs"].detach(), batch[1], indexes=batch[2])
+            >>> callback = RetrievalMetrics(RetrievalMRR())
+            >>> batch = [None, torch.tensor([0, 1]), torch.tensor([0, 0])]
+            >>> callback.update_metrics(callback.eval_metrics, batch, {"model_outputs": torch.tensor([0.9, 0.2])})
+            >>> callback.eval_metrics.compute()
+            {'RetrievalMRR': tensor(0.5000)}
         """
         arguments = [self._predictions(batch, output)]
         if self._targets is not None:
@@ -155,7 +172,15 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Raise an error for names that another callback of this kind has too."""
+        """Raise an error for names that another callback of this kind has too.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: Two metrics have the same name.
+        """
         for other in trainer.callback_handler.callbacks:
             if isinstance(other, TorchMetricsCallback) and other is not self:
                 for name in sorted(self._declared_names & other._declared_names):
@@ -163,7 +188,12 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget the epoch in which an earlier run was stopped, and place the metrics on the device."""
+        """Forget the epoch in which an earlier run was stopped, and place the metrics on the device.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._begin("eval_")
         if self.train_metrics is not None:
             self.train_metrics.to(trainer.device).reset()
@@ -172,13 +202,28 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_train_step_end(
         self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
-        """Update the metrics of the training."""
+        """Update the metrics of the training.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step.
+            **kwargs: Not used.
+        """
         if self.train_metrics is not None:
             self.update_metrics(self.train_metrics, batch, batch_output)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record the metrics of the training."""
+        """Record the metrics of the training.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: A metric is neither a number nor a vector of numbers.
+        """
         if self.train_metrics is not None:
             self._record(trainer, "train_", self.train_metrics, self._earlier)
             self.train_metrics.reset()
@@ -188,12 +233,22 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Remember that ``evaluate()`` runs."""
+        """Remember that ``evaluate()`` runs, whose metrics have the prefix ``evaluation_``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self._begin("evaluation_")
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin an evaluation, perhaps within another evaluation, such as the evaluation of averaged weights."""
+        """Begin an evaluation, perhaps within another evaluation, such as the evaluation of averaged weights.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         if self.eval_metrics is not None:
             metrics = self.eval_metrics.clone() if self._evaluated else self.eval_metrics
             metrics.to(trainer.device).reset()
@@ -203,13 +258,28 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
-        """Update the metrics of the evaluation."""
+        """Update the metrics of the evaluation.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: The outputs of the step.
+            **kwargs: Not used.
+        """
         if self.eval_metrics is not None:
             self.update_metrics(self._evaluated[-1], batch, batch_output)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record the metrics of the evaluation."""
+        """Record the metrics of the evaluation.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: A metric is neither a number nor a vector of numbers.
+        """
         if self.eval_metrics is not None:
             # While a named set is evaluated, the names of recorded metrics begin with "eval_" and the name of the set.
             prefix = "" if trainer.eval_name in trainer.eval_sets else self._prefix_of_evaluation
@@ -225,17 +295,29 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the accumulated training metrics of each process; every process must call this."""
+        """Return the training metrics that each process has accumulated in the current epoch, for a training state.
+
+        The trainer calls it on every process when it saves a training state, so you need not call it yourself. It
+        gathers the states of all processes, and waits for them. Evaluations are not part of it, because they do not
+        continue.
+
+        Returns:
+            A dictionary with the keys "processes" (the metric states of each process, in their order) and "earlier"
+            (metric states from before an earlier resume). Both are empty lists if ``in_training`` is False.
+        """
         if self.train_metrics is None:
             return {"processes": [], "earlier": []}
         return {"processes": gather_objects(take_out(self.train_metrics)), "earlier": self._earlier}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that ``state_dict`` returned, on any number of processes.
+        """Restore the training metrics of an interrupted epoch, on any number of processes.
 
-        With other metrics than before, an epoch that was interrupted is computed over its remaining samples, with a
-        warning.
+        The trainer calls it on every process when a run resumes, so you need not call it yourself. With other metrics
+        than before, an epoch that was interrupted is computed over its remaining samples, with a ``UserWarning``.
+
+        Args:
+            state_dict: The result of ``state_dict``.
         """
         processes: list[MetricStates] = state_dict["processes"]
         with_samples = [states for states in (*state_dict["earlier"], *processes) if has_samples(states)]
