@@ -16,16 +16,27 @@ __all__ = ["RecordingCallback", "TinyClassifier", "make_classification", "make_r
 
 
 class TinyClassifier(nn.Module):
-    """A network with one hidden layer that trains in milliseconds.
+    """A network with one hidden layer that trains in milliseconds, for tests of trainers and callbacks.
+
+    Train it with ``make_classification`` data and ``nn.CrossEntropyLoss``. The defaults fit the defaults of that
+    function.
 
     Args:
         num_features: The size of an input.
-        num_classes: The number of logits.
-        hidden: The size of the hidden layer.
-        batch_norm: Whether the hidden layer is normalised over the batch.
+        num_classes: The number of classes, and so of logits.
+        hidden: The size of the hidden layer. The default, 8, is large enough to learn such data.
+        batch_norm: Whether batch norm follows the hidden layer, to test code that handles buffers. It is off by
+            default, because a batch of 1 sample then fails in training.
 
     Example:
-        >>> TinyClassifier(4, 3)(torch.zeros(2, 4)).shape
+        >>> import torch
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import TinyClassifier, make_classification
+        >>> model = TinyClassifier()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=[])
+        >>> trainer.train(make_classification(32), num_epochs=1)
+        >>> model(torch.zeros(2, 4)).shape
         torch.Size([2, 3])
     """
 
@@ -40,22 +51,38 @@ class TinyClassifier(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of a batch; call the model itself, ``model(inputs)``.
+
+        Args:
+            inputs: A float tensor of shape ``(batch, num_features)``.
+
+        Returns:
+            The logits, a tensor of shape ``(batch, num_classes)`` with gradients.
+        """
         logits: Tensor = self.layers(inputs)
         return logits
 
 
 def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int = 0) -> TensorDataset:
-    """Make a regression dataset: inputs, and linear targets of shape ``(num_samples, 1)`` with a little noise.
+    """Make a regression dataset for tests: random inputs, and linear targets with a little noise.
+
+    A linear layer can learn it; use ``make_classification`` for a classifier.
 
     Args:
-        num_samples: The number of samples.
+        num_samples: The number of samples. The default, 32, is four batches of 8.
         num_features: The size of an input.
-        seed: The seed of the values; the global generators are not used.
+        seed: The seed of the values, so that each call returns the same samples by default. The global random number
+            generators are not used.
+
+    Returns:
+        A dataset of pairs: inputs of shape ``(num_features,)`` and targets of shape ``(1,)``, both float32.
 
     Example:
-        >>> inputs, targets = make_regression(8).tensors
-        >>> inputs.shape, targets.shape
-        (torch.Size([8, 4]), torch.Size([8, 1]))
+        >>> from pa_core.testing import make_regression
+        >>> dataset = make_regression(8)
+        >>> inputs, targets = dataset.tensors
+        >>> len(dataset), inputs.shape, targets.shape
+        (8, torch.Size([8, 4]), torch.Size([8, 1]))
     """
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(num_samples, num_features, generator=generator)
@@ -66,15 +93,24 @@ def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int =
 def make_classification(
     num_samples: int = 32, num_features: int = 4, num_classes: int = 3, *, seed: int = 0
 ) -> TensorDataset:
-    """Make a classification dataset: inputs in clusters, and the index of the cluster as the target.
+    """Make a classification dataset for tests: inputs in clusters, and the index of the cluster as the target.
+
+    `TinyClassifier` can learn it; use ``make_regression`` for a regression.
 
     Args:
-        num_samples: The number of samples.
+        num_samples: The number of samples. The default, 32, is four batches of 8. The classes take turns, so they are
+            equally frequent.
         num_features: The size of an input.
         num_classes: The number of clusters.
-        seed: The seed of the values; the global generators are not used.
+        seed: The seed of the values, so that each call returns the same samples by default. The global random number
+            generators are not used.
+
+    Returns:
+        A dataset of pairs: inputs of shape ``(num_features,)`` in float32, and targets from 0 to ``num_classes - 1``,
+        scalars in int64.
 
     Example:
+        >>> from pa_core.testing import make_classification
         >>> inputs, targets = make_classification(8, num_classes=2).tensors
         >>> inputs.shape, sorted(set(targets.tolist()))
         (torch.Size([8, 4]), [0, 1])
@@ -86,23 +122,29 @@ def make_classification(
 
 
 class RecordingCallback(TrainerCallback):
-    """Record every event of a run with its arguments, to test when your code is called.
+    """Records every event of a run with its arguments, to test when your code is called.
 
-    It keeps all arguments, including batches and losses with their graphs, so use it for small runs.
+    Pass it to a trainer in ``callbacks``, and compare ``events`` after the run. It keeps all arguments, including
+    batches and losses with their graphs, so use it for small runs. A subclass can override an event and call
+    ``super()``.
 
     Attributes:
-        events: The names of the events, in the order in which they fired.
-        arguments: The keyword arguments of each event.
+        events: The names of the events, in the order in which they were called; empty before the first run.
+        arguments: The keyword arguments of each event, dictionaries in the same order; without the trainer itself.
 
     Example:
+        >>> import torch
         >>> from pa_core import Trainer
+        >>> from pa_core.testing import RecordingCallback, make_regression
         >>> recorder = RecordingCallback()
-        >>> model = nn.Linear(4, 1)
+        >>> model = torch.nn.Linear(4, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[recorder])
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[recorder])
         >>> _ = trainer.evaluate(make_regression(8))
         >>> recorder.events[-3:]
         ['on_eval_step_end', 'on_eval_epoch_end', 'on_evaluation_run_end']
+        >>> sorted(recorder.arguments[-3])
+        ['batch', 'batch_output', 'step']
     """
 
     def __init__(self) -> None:

@@ -29,13 +29,16 @@ _DIGIT_BITS, _NUM_DIGITS = 32, 68
 
 
 class LossTracker:
-    """Accumulate the mean loss over samples, without waiting for an accelerator.
+    """Accumulates the mean loss over samples, without waiting for an accelerator.
 
-    Use it for your own means in a callback. Losses that are tensors are summed on their device, in double precision on
-    the CPU and on CUDA and in single precision elsewhere (not every device has doubles). Only reading the sum waits for
-    the device.
+    Use it in a callback or a script for a mean over batches of different sizes. For a mean over an epoch that the
+    trainer records for you, on all processes, call ``trainer.log`` instead. Losses that are tensors are summed on their
+    device, in double precision on the CPU and on CUDA and in single precision elsewhere (not every device has doubles).
+    Only reading the sum waits for the device. `ExactLossTracker` sums without rounding.
 
     Example:
+        >>> import torch
+        >>> from pa_core.tracking import LossTracker
         >>> tracker = LossTracker()
         >>> tracker.update(torch.tensor(1.0), batch_size=3)
         >>> tracker.update(2.0, batch_size=1)
@@ -47,18 +50,32 @@ class LossTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Start again without losses: ``average`` is NaN, and ``running_count`` is 0."""
+        """Forget all losses, for example to begin the mean of the next epoch.
+
+        Afterwards ``average`` is NaN, ``total_loss`` is 0.0 and ``running_count`` is 0.
+        """
         self._host_total: float = 0.0
         self._device_total: Tensor | None = None
         self._count: int = 0
 
     def update(self, loss: MetricValue, batch_size: int = 1) -> None:
-        """Add the mean loss of a batch; a batch of 0 samples has no effect.
+        """Add the mean loss of a batch, weighted by the number of its samples.
+
+        You call this once for each batch. A tensor is not read, so an accelerator does not have to finish computing it.
+        A batch of 0 samples has no effect, even if its loss is NaN.
 
         Args:
-            loss: The mean over the samples of the batch: a number, or a tensor with one element, whose graph is not
-                kept.
-            batch_size: The number of samples of the mean; the default is 1.
+            loss: The mean over the samples of the batch: a number, or a tensor with one element of any shape. Its graph
+                is not kept.
+            batch_size: The number of samples of the mean. The default, 1, gives the mean over the values themselves.
+
+        Example:
+            >>> from pa_core.tracking import LossTracker
+            >>> tracker = LossTracker()
+            >>> for loss, batch_size in ((0.5, 32), (0.2, 8)):  # the last batch is smaller
+            ...     tracker.update(loss, batch_size)
+            >>> round(tracker.average, 2)
+            0.44
         """
         if batch_size == 0:  # the mean over no samples is NaN, and so is its product with 0
             return
@@ -86,32 +103,43 @@ class LossTracker:
 
     @property
     def total_loss(self) -> float:
-        """The sum of the losses of all samples, 0.0 before the first; reading it waits for the accelerator."""
+        """The sum of the losses of all samples so far, a float; 0.0 before the first ``update``.
+
+        Each mean counts as often as its batch has samples, so this is ``average * running_count``. Reading it waits for
+        the accelerator if losses are there.
+        """
         return self._host_total + (0.0 if self._device_total is None else self._device_total.item())
 
     @property
     def running_count(self) -> int:
-        """The number of samples so far, on this process."""
+        """The number of samples added so far on this process, an int; 0 before the first ``update``.
+
+        ``load_totals`` sets it to the loaded number of samples. Reading it does not wait for an accelerator.
+        """
         return self._count
 
     @property
     def average(self) -> float:
-        """The mean loss of all samples; reading it waits for the accelerator.
+        """The mean loss over all samples so far, a float; NaN before the first ``update``.
 
-        It is the sum of the losses divided by the number of samples, NaN before the first.
+        It is ``total_loss / running_count``. Reading it waits for the accelerator if losses are there, so read it
+        rarely, for example once in an epoch.
         """
         return self.total_loss / self._count if self._count else float("nan")
 
     def totals(self) -> Tensor:
-        """Return ``[total_loss, running_count]`` as a tensor on the device of the losses, without waiting for them.
+        """Return ``[total_loss, running_count]`` as a tensor, for example to sum it over processes.
 
-        Sum it over processes, and pass it to ``load_totals``, for the mean of all of them.
+        Pass the sum to ``load_totals`` for the mean over the samples of all processes. The call does not wait for an
+        accelerator; ``numbers`` returns the same as a tuple of Python numbers, for files.
 
         Returns:
-            A tensor of shape ``(2,)``, in float64, or in float32 on a device without doubles.
+            A tensor of shape ``(2,)`` on the device of the losses (on the CPU if losses are numbers), in float64, or in
+            float32 on a device without doubles.
 
         Example:
             >>> from pa_core.distributed import sum_over_processes
+            >>> from pa_core.tracking import LossTracker
             >>> tracker, of_all = LossTracker(), LossTracker()
             >>> tracker.update(1.5, batch_size=4)
             >>> of_all.load_totals(sum_over_processes(tracker.totals()))
@@ -125,30 +153,55 @@ class LossTracker:
         return torch.stack((on_device + self._host_total, on_device.new_full((), self._count)))
 
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from the result of ``totals``; waits for the accelerator.
+        """Continue from the result of ``totals`` or ``numbers``, in place of the losses so far.
+
+        Call it with sums over processes, or to restore a tracker from a file. It waits for the accelerator.
 
         Args:
-            totals: The result of ``totals``, or its sum over processes; it replaces the losses so far.
+            totals: The result of ``totals``, or its sum over processes. Convert the result of ``numbers`` with
+                ``torch.tensor(numbers, dtype=torch.float64)``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.tracking import LossTracker
+            >>> tracker = LossTracker()
+            >>> tracker.load_totals(torch.tensor([6.0, 4]))  # a total loss of 6 over 4 samples
+            >>> tracker.average
+            1.5
         """
         self._device_total = None if totals.is_cpu else totals[0].clone()
         self._host_total = float(totals[0]) if totals.is_cpu else 0.0
         self._count = round(float(totals[1]))
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers of ``totals`` as a tuple, for JSON; waits for the accelerator.
+        """Return the total loss and the number of samples as Python numbers, ready for JSON.
 
-        They are not rounded to the precision of the device.
+        Use it to save a tracker; ``load_totals`` restores it. Unlike ``totals``, it waits for the accelerator, and the
+        number of samples is never rounded.
+
+        Returns:
+            ``(total_loss, running_count)``.
+
+        Example:
+            >>> from pa_core.tracking import LossTracker
+            >>> tracker = LossTracker()
+            >>> tracker.update(1.5, batch_size=4)
+            >>> tracker.numbers()
+            (6.0, 4)
         """
         return self.total_loss, self._count
 
 
 class ExactLossTracker(LossTracker):
-    """Accumulate the mean loss bit-for-bit identically in any order of the batches, on any number of processes.
+    """Accumulates the mean loss bit-for-bit identically in any order of the batches, on any number of processes.
 
-    The product of the mean of a batch and its number of samples is rounded to a double, the sum is exact, and the mean
-    is rounded once. Losses on an accelerator are read when they have arrived; only reading a sum waits for them.
+    Use it to compare runs exactly; reproducible trainers do so. `LossTracker` has the same methods and is faster, but
+    its sum depends on the order in the last digits. Here, the mean of each batch times its number of samples is rounded
+    to a double, the sum of these products is exact, and the result is rounded once. Losses on an accelerator are read
+    when they have arrived; only reading a sum waits for them.
 
     Example:
+        >>> from pa_core.tracking import ExactLossTracker, LossTracker
         >>> tracker, rounding = ExactLossTracker(), LossTracker()
         >>> for loss in (1e16, 1.0, -1e16):
         ...     tracker.update(loss)
@@ -159,18 +212,32 @@ class ExactLossTracker(LossTracker):
 
     @override
     def reset(self) -> None:
-        """Start again without losses: ``average`` is NaN, and ``running_count`` is 0."""
+        """Forget all losses, for example to begin the mean of the next epoch.
+
+        Afterwards ``average`` is NaN, ``total_loss`` is 0.0 and ``running_count`` is 0.
+        """
         super().reset()  # the sum on the host is that of losses that are not finite, the same in any order
         self._exact_total: int = 0
         self._transfer = ScalarTransfer[int]()
 
     @override
     def update(self, loss: MetricValue, batch_size: int = 1) -> None:
-        """Add the mean loss of a batch, as in ``LossTracker``.
+        """Add the mean loss of a batch, weighted by the number of its samples.
+
+        You call this once for each batch. It starts to copy a loss from an accelerator and does not wait for the copy.
+        A batch of 0 samples has no effect, even if its loss is NaN.
 
         Args:
-            loss: The mean over the samples of the batch: a number, or a tensor with one element.
-            batch_size: The number of samples of the mean; the default is 1.
+            loss: The mean over the samples of the batch: a number, or a tensor with one element. Its graph is not kept.
+            batch_size: The number of samples of the mean. The default, 1, gives the mean over the values themselves.
+
+        Example:
+            >>> from pa_core.tracking import ExactLossTracker
+            >>> tracker = ExactLossTracker()
+            >>> tracker.update(0.5, batch_size=3)
+            >>> tracker.update(0.1, batch_size=1)
+            >>> tracker.average
+            0.4
         """
         if batch_size == 0:
             return
@@ -204,30 +271,52 @@ class ExactLossTracker(LossTracker):
     @property
     @override
     def total_loss(self) -> float:
-        """The sum of the losses of all samples, rounded; reading it waits for the accelerator."""
+        """The exact sum of the losses of all samples so far, rounded to a float; 0.0 before the first ``update``.
+
+        It is infinite or NaN if a loss was. Reading it waits for losses on an accelerator.
+        """
         return self._divide(1)
 
     @property
     @override
     def average(self) -> float:
-        """The mean loss of all samples, NaN before the first; reading it waits for the accelerator."""
+        """The mean loss over all samples so far, a float that is rounded once; NaN before the first ``update``.
+
+        It is infinite or NaN if a loss was. Reading it waits for losses on an accelerator.
+        """
         return self._divide(self._count) if self._count else math.nan
 
     @override
     def totals(self) -> Tensor:
-        """Return the sum and the count on the CPU, and the digits of the exact sum; waits for the accelerator.
+        """Return the exact sum and the number of samples as a tensor on the CPU, for example to sum it over processes.
+
+        Pass the sum to ``load_totals`` for the mean over the samples of all processes, which is exact too. The call
+        waits for losses on an accelerator.
 
         Returns:
-            A tensor in float64, which can be summed over processes without rounding, for ``load_totals``.
+            A tensor of shape ``(71,)`` in float64: ``total_loss``, ``running_count``, the sum of the losses that are
+            not finite, and 68 digits of the exact sum of the others. It can be summed over processes without rounding.
+
+        Example:
+            >>> from pa_core.distributed import sum_over_processes
+            >>> from pa_core.tracking import ExactLossTracker
+            >>> tracker, of_all = ExactLossTracker(), ExactLossTracker()
+            >>> tracker.update(0.1, batch_size=3)
+            >>> of_all.load_totals(sum_over_processes(tracker.totals()))
+            >>> of_all.average == tracker.average
+            True
         """
         return torch.tensor(self.numbers(), dtype=torch.float64)
 
     @override
     def load_totals(self, totals: Tensor) -> None:
-        """Continue from the result of ``totals``, of this class or of ``LossTracker``.
+        """Continue from the result of ``totals`` or ``numbers``, in place of the losses so far.
+
+        Call it with sums over processes, or to restore a tracker from a file. The example of ``totals`` calls it.
 
         Args:
-            totals: The result of ``totals``, or its sum over processes; it replaces the losses so far.
+            totals: The result of ``totals``, or its sum over processes; the two totals of a `LossTracker` work too.
+                Convert the result of ``numbers`` with ``torch.tensor(numbers, dtype=torch.float64)``.
         """
         total, count, *exact = cast("list[float]", totals.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         self.reset()
@@ -240,9 +329,20 @@ class ExactLossTracker(LossTracker):
 
     @override
     def numbers(self) -> tuple[float, ...]:
-        """Return the numbers of ``totals`` as a tuple, for JSON; waits for the accelerator.
+        """Return the numbers of ``totals`` as Python numbers, ready for JSON.
 
-        They end with the sum of non-finite losses and the digits of the exact sum of the others.
+        Use it to save a tracker; ``load_totals`` restores it exactly. It waits for losses on an accelerator.
+
+        Returns:
+            71 numbers: ``total_loss``, ``running_count``, the sum of the losses that are not finite, and 68 digits of
+            the exact sum of the others.
+
+        Example:
+            >>> from pa_core.tracking import ExactLossTracker
+            >>> tracker = ExactLossTracker()
+            >>> tracker.update(1.5, batch_size=4)
+            >>> tracker.numbers()[:2]
+            (6.0, 4)
         """
         total, last = self.total_loss, _NUM_DIGITS - 1
         above = [self._exact_total >> place * _DIGIT_BITS for place in range(last)]
@@ -251,21 +351,24 @@ class ExactLossTracker(LossTracker):
 
 
 class StepMeans(dict[str, LossTracker]):
-    """The means over the samples of this process of values that the steps of an epoch log, by name.
+    """The means of the values that the steps of an epoch have logged so far, over the samples of this process.
 
-    ``trainer.log`` adds to it, and ``trainer.step_means`` is for reading it; the trainer calls the other methods. It is
-    a dictionary of a ``LossTracker`` for each name. A value counts as often as its step has samples. It may be logged
-    before their number is known, and is copied at that moment: a tensor stays on its device, without its graph, and is
-    not waited for.
+    Read it as ``trainer.step_means``, a dictionary with a `LossTracker` for each name:
+    ``trainer.step_means["kl"].average``. Add values with ``trainer.log``. The trainer calls all methods of this class;
+    you only call them to test your own loop. A value counts as often as its step has samples. It may be logged before
+    the number of samples is known, and is copied at that moment: a tensor stays on its device, without its graph, and
+    is not waited for.
 
     Args:
-        exact: Whether the means are bit-for-bit identical in any order of the steps.
+        exact: Whether the means are bit-for-bit identical in any order of the steps, with `ExactLossTracker`. The
+            default, False, is faster; reproducible runs pass True.
 
     Attributes:
-        losses: The losses of the steps.
-        is_in_step: Whether a step is in progress, in which values can be logged.
+        losses: The losses of the steps, a `LossTracker`.
+        is_in_step: Whether a step is in progress, in which values can be logged; False before the first step.
 
     Example:
+        >>> from pa_core.tracking import StepMeans
         >>> means = StepMeans()
         >>> for value, samples in ((1.0, 3), (2.0, 1)):
         ...     with means.step():
@@ -285,12 +388,22 @@ class StepMeans(dict[str, LossTracker]):
         self.is_in_step: bool = False
 
     def reset(self) -> None:
-        """Remove all values and losses; called when an epoch begins."""
+        """Remove all logged values and losses.
+
+        The trainer calls this when the training or an evaluation of an epoch begins; you need not call it yourself.
+        """
         self.clear()
         self.losses.reset()
 
     def step(self) -> AbstractContextManager[None]:
-        """Return the context of a step, within which values can be logged; use it as ``with means.step():``."""
+        """Return the context of a step, within which values can be logged.
+
+        The trainer enters it around each step; you need not call it yourself. On leaving it, values whose number of
+        samples was not counted are dropped. The example of `StepMeans` calls it.
+
+        Returns:
+            A context manager that yields None.
+        """
         return self
 
     def __enter__(self) -> None:
@@ -304,7 +417,18 @@ class StepMeans(dict[str, LossTracker]):
     def interrupted(self) -> Generator[None]:
         """Return a context in which other steps begin and end; the step in progress continues after it.
 
-        Used for an evaluation, or updates of other batches, in the middle of a step.
+        The trainer enters it for an evaluation, or for updates with other batches, in the middle of a step. You need
+        not call it yourself.
+
+        Example:
+            >>> from pa_core.tracking import StepMeans
+            >>> means = StepMeans()
+            >>> with means.step():
+            ...     with means.interrupted(), means.step():
+            ...         means.log("kl", 1.0, count=8)
+            ...     means.log("kl", 3.0, count=8)  # the outer step has not logged this name
+            >>> means["kl"].average
+            2.0
         """
         before = self._names_of_step, self._pending, self._samples, self.is_in_step
         self._names_of_step, self._pending, self._samples, self.is_in_step = set(), {}, None, False
@@ -314,9 +438,10 @@ class StepMeans(dict[str, LossTracker]):
             self._names_of_step, self._pending, self._samples, self.is_in_step = before
 
     def end_step(self) -> None:
-        """End the step, after which nothing can be logged; has no effect if it has ended already.
+        """End the step, after which nothing can be logged; it has no effect if no step is in progress.
 
-        Values whose number of samples was never counted are dropped.
+        The trainer calls this after each step; you need not call it yourself. Values whose number of samples was never
+        counted are dropped.
         """
         self.is_in_step = False
         self._names_of_step.clear()
@@ -324,12 +449,23 @@ class StepMeans(dict[str, LossTracker]):
         self._pending = {}
 
     def add(self, loss: MetricValue, weight: int, samples: int) -> None:
-        """Add the loss of the step.
+        """Add the loss of the step to ``losses``, and count the samples of the step.
+
+        The trainer calls this with the loss that a step returned; you need not call it yourself.
 
         Args:
-            loss: The mean over the samples, or over items.
+            loss: The mean over the samples, or over items such as tokens: a number, or a tensor with one element.
             weight: The number of samples or items of the mean.
-            samples: The number of samples.
+            samples: The number of samples, the weight of the values that the step logs.
+
+        Example:
+            >>> from pa_core.tracking import StepMeans
+            >>> means = StepMeans()
+            >>> with means.step():
+            ...     means.log("length", 8.0)
+            ...     means.add(0.5, weight=64, samples=8)  # the mean over 64 tokens in 8 samples
+            >>> means.losses.running_count, means["length"].running_count
+            (64, 8)
         """
         self.losses.update(loss, weight)
         self.count_samples(samples)
@@ -337,24 +473,39 @@ class StepMeans(dict[str, LossTracker]):
     def count_samples(self, samples: int) -> None:
         """Set the number of samples of the step, which is the weight of its logged values.
 
+        The trainer calls this in each step, before or after values are logged; you need not call it yourself. The
+        example of `StepMeans` calls it.
+
         Args:
-            samples: The number of samples of this process in the step.
+            samples: The number of samples of this process in the step. With 0, the values of the step are dropped.
         """
         self._samples, pending, self._pending = samples, self._pending, {}
         for name in pending:
             self._add(name, pending[name], samples)
 
     def log(self, name: str, value: MetricValue, count: int | None = None) -> None:
-        """Add a value to a mean.
+        """Add a value of the current step to the mean of its name.
+
+        Call ``trainer.log`` instead, which calls this method. A value that is logged before the samples of the step are
+        counted is added when they are.
 
         Args:
-            name: An identifier, other than "loss"; once in a step.
-            value: A number, or a tensor with one element.
-            count: The weight of the value; None for the number of samples of the step.
+            name: An identifier (letters, digits and underscores), except "loss", which the trainer records itself. Log
+                each name at most once in a step.
+            value: A number, or a tensor with one element, which is copied.
+            count: The weight of the value. The default, None, is the number of samples of the step.
 
         Raises:
             ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
                 already, or the value is not a single number.
+
+        Example:
+            >>> from pa_core.tracking import StepMeans
+            >>> means = StepMeans()
+            >>> with means.step():
+            ...     means.log("accuracy", 0.75, count=8)
+            >>> means["accuracy"].average
+            0.75
         """
         if not self.is_in_step:
             raise ConfigurationError(
@@ -375,18 +526,36 @@ class StepMeans(dict[str, LossTracker]):
             self._pending[name] = value.clone() if isinstance(value, Tensor) else value
 
     def totals(self) -> dict[str, tuple[float, ...]]:
-        """Return the sum over the samples and their number, by name; waits for the accelerator.
+        """Return the sums and the numbers of samples of all logged values, ready for JSON.
+
+        The trainer calls this to save a training state within an epoch; you need not call it yourself. It waits for the
+        accelerator. The sum of the losses is not part of the result.
 
         Returns:
-            For each name, the result of ``LossTracker.numbers``, for a training state.
+            For each name the result of ``LossTracker.numbers``: the sum over the samples, and the number of samples. If
+            the means are exact, digits of the exact sum follow.
+
+        Example:
+            >>> from pa_core.tracking import StepMeans
+            >>> means, resumed = StepMeans(), StepMeans()
+            >>> with means.step():
+            ...     means.log("accuracy", 0.75, count=8)
+            >>> means.totals()
+            {'accuracy': (6.0, 8)}
+            >>> resumed.load_totals([means.totals()])
+            >>> resumed["accuracy"].average
+            0.75
         """
         return {name: tracker.numbers() for name, tracker in self.items()}
 
     def load_totals(self, of_processes: Iterable[Mapping[str, Sequence[float]]]) -> None:
-        """Continue from the results of ``totals``, of this process or of all processes together.
+        """Continue from results of ``totals``, in place of the values logged so far.
+
+        The trainer calls this when it resumes within an epoch, and at the end of an epoch with the totals of all
+        processes. You need not call it yourself. The example of ``totals`` calls it.
 
         Args:
-            of_processes: The results of ``totals``, which are added up.
+            of_processes: Results of ``totals``, one for each process; they are added up.
         """
         sums: dict[str, Tensor] = {}
         for totals in of_processes:
@@ -398,11 +567,23 @@ class StepMeans(dict[str, LossTracker]):
             self[name].load_totals(total_and_count)
 
     def record(self, history: RunHistory, loss_name: str) -> None:
-        """Record the means of an epoch.
+        """Record the mean of each name in a history, without the losses.
+
+        The trainer calls this at the end of an epoch; you need not call it yourself.
 
         Args:
-            history: The history that records them.
-            loss_name: The name of the loss of the epoch; each mean has its own name in the place of "loss".
+            history: The history that records the means.
+            loss_name: The name of the loss of the epoch, for example "train_loss_epoch". Each mean is recorded under
+                this name with its own name in the place of "loss".
+
+        Example:
+            >>> from pa_core.tracking import InMemoryRunHistory, StepMeans
+            >>> means, history = StepMeans(), InMemoryRunHistory()
+            >>> with means.step():
+            ...     means.log("accuracy", 0.75, count=8)
+            >>> means.record(history, "train_loss_epoch")
+            >>> list(history.get_metric_names())
+            ['train_accuracy_epoch']
         """
         for name, tracker in self.items():
             history.update_metric(loss_name.replace("loss", name, 1), tracker.average)

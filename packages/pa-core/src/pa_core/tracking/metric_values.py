@@ -16,7 +16,10 @@ from pa_checkpoint import Writer
 from pa_core.errors import CheckpointError, ConfigurationError
 
 MetricValue: TypeAlias = float | Tensor
-"""The value of a metric: a number, or a tensor with a single element."""
+"""The type of a value that ``trainer.log`` and ``LossTracker.update`` accept: a number, or a tensor with one element.
+
+Use it to annotate your own functions that log values. A tensor may be on any device; it is not read when it is logged.
+"""
 
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
 _STORABLE = (Tensor, nn.Parameter)  # tensors of other classes are recorded as a number

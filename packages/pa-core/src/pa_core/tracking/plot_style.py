@@ -18,14 +18,30 @@ __all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
 
 
 class PlotStyle(NamedTuple):
-    """The colours of a picture, for light or dark pages; ``plot_style`` returns it.
+    """The colors of a picture, for light or dark pages, and functions to apply them to matplotlib.
 
-    The colours of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and
-    the first four have a contrast of 3 to 1 or more with the background (WCAG 2.2, 1.4.11).
+    ``plot_style(dark=...)`` returns it; use it for pictures that should match the pictures of the library. The colors of the
+    curves are distinguishable with the common kinds of color blindness (Okabe and Ito, 2008), and the first four have a
+    contrast of 3 to 1 or more with the background (WCAG 2.2, 1.4.11).
 
-    Example:
-        >>> plot_style(dark=False).ground, plot_style(dark=True).ground
-        ('#ffffff', '#131416')
+    Attributes:
+        ground: The color of the background, as "#rrggbb", like all colors here.
+        text: The color of titles and labels.
+        faint_text: The color of tick labels and spines.
+        grid: The color of the grid lines.
+        curves: The colors of the curves, seven, in the order of use.
+
+    Example::
+
+        from matplotlib import pyplot
+        from pa_core.tracking.plot_style import plot_style
+
+        style = plot_style(dark=True)
+        figure, axes = pyplot.subplots()
+        axes.plot([1, 2, 3], [0.9, 0.5, 0.4], color=style.curves[0])
+        axes.set_title("loss", loc="left")
+        style.dress(axes)
+        style.save(figure, "loss.png")
     """
 
     ground: str
@@ -35,12 +51,13 @@ class PlotStyle(NamedTuple):
     curves: tuple[str, ...]
 
     def dress(self, axes: Axes) -> None:
-        """Apply the colours and a faint grid to axes, and hide two of the four spines.
+        """Apply the colors and a faint grid to axes, and hide the top and right spines.
 
-        Call it after the titles and the labels are set.
+        Call it after you have set titles and labels, and before ``save``. The example of `PlotStyle` calls it.
 
         Args:
-            axes: The axes of matplotlib, which are changed.
+            axes: The axes of matplotlib, which are changed in place. Curves keep their colors; draw them with
+                ``curves``.
         """
         axes.set_facecolor(self.ground)
         axes.title.set_color(self.text)
@@ -55,14 +72,20 @@ class PlotStyle(NamedTuple):
         axes.spines[["left", "bottom"]].set_color(self.faint_text)
 
     def save(self, figure: Figure, path: str | Path) -> Path:
-        """Save a picture atomically, as PNG unless the suffix says otherwise; missing folders are created.
+        """Save a figure on the background color, at 150 dots per inch.
+
+        The file is written atomically, so it never has half of a picture. The example of `PlotStyle` calls it.
 
         Args:
             figure: The figure of matplotlib.
-            path: The file, which is replaced if it exists.
+            path: The file, which is replaced if it exists. Missing folders are created. The suffix decides the format,
+                for example ".svg"; without a suffix it is PNG.
 
         Returns:
-            The path.
+            The path of the file.
+
+        Raises:
+            ValueError: matplotlib cannot write the format of the suffix.
         """
         path = Path(path)
         picture_format = path.suffix.removeprefix(".") or "png"
@@ -77,7 +100,7 @@ LIGHT = PlotStyle(
     grid="#e6e6e6",
     curves=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
 )
-"""Colours on white."""
+"""The `PlotStyle` for light pages: dark text on white. ``plot_style(dark=False)`` returns it."""
 
 DARK = PlotStyle(
     ground="#131416",
@@ -86,17 +109,23 @@ DARK = PlotStyle(
     grid="#303236",
     curves=("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#ffffff"),
 )
-"""Colours on a dark ground."""
+"""The `PlotStyle` for dark pages: light text on near-black. ``plot_style(dark=True)`` returns it."""
 
 
 def plot_style(*, dark: bool) -> PlotStyle:
-    """Return the style for dark or for light pages, for your own pictures.
+    """Return the colors for dark or light pages, to draw your own pictures in the style of the library.
+
+    The example of `PlotStyle` draws a picture with them.
 
     Args:
-        dark: True for light text on a dark background.
+        dark: True for light text on a dark background, False for dark text on white.
+
+    Returns:
+        The constant ``DARK`` or ``LIGHT``, a `PlotStyle`.
 
     Example:
-        >>> plot_style(dark=True).ground
-        '#131416'
+        >>> from pa_core.tracking.plot_style import plot_style
+        >>> plot_style(dark=True).ground, plot_style(dark=False).ground
+        ('#131416', '#ffffff')
     """
     return DARK if dark else LIGHT

@@ -24,17 +24,17 @@ INTERMEDIATE_PREFIX = "intermediate_"
 class RunClock:
     """The position of a run, in each unit that a metric can be plotted over.
 
-    Read it as ``trainer.run_history.clock``; each recorded value gets its readings. Only the trainer writes it:
-    ``update`` and ``samples`` after each update, ``epoch`` after the events of an epoch, and all of them when a run is
-    reset or resumed. Time runs from the creation or the last reset of the clock, without the spans between ``stop`` and
-    ``start``.
+    Read it as ``trainer.run_history.clock``; each recorded value is stored with the clock's readings. Only the trainer
+    writes it: ``update`` and ``samples`` after each update, ``epoch`` after the events of an epoch, and all of them
+    when a run is reset or resumed. You construct one only for tests, or for your own history.
 
     Attributes:
-        epoch: The current epoch, counted from 1.
-        update: The number of complete optimizer updates.
-        samples: The number of training samples of all processes in them.
+        epoch: The current epoch, an int counted from 1; after the last epoch, the number of epochs plus 1.
+        update: The number of complete optimizer updates, an int; 0 before the first.
+        samples: The number of training samples of all processes in these updates, an int; 0 before the first update.
 
     Example:
+        >>> from pa_core.tracking import RunClock
         >>> clock = RunClock()
         >>> clock.update += 1
         >>> clock.samples += 32
@@ -52,33 +52,59 @@ class RunClock:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to epoch 1, update 0 and sample 0, and restart the time from 0; ``RunHistory.reset`` calls it."""
+        """Go back to epoch 1, update 0 and sample 0, and restart the time from 0 seconds.
+
+        The trainer calls this when a new run starts, unless ``reset_run_history=False``; you need not call it yourself.
+        Afterwards the time is running.
+        """
         self.epoch, self.update, self.samples = 1, 0, 0
         self._seconds_before = 0.0
         self._started_at: float | None = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """The seconds that the clock has run, from a monotonic clock; a stopped clock keeps its reading."""
+        """The seconds that the clock has run, a float from a monotonic clock.
+
+        Time runs from the creation or the last reset of the clock. Neither the time between ``stop`` and ``start``
+        counts, nor the time between the interruption of a run and its resume.
+        """
+
+        Time runs from the creation or the last reset of the clock. The time between ``stop`` and ``start`` does not
+        count, and so does not the time between the interruption of a run and its resume.
+        """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """Stop the time; has no effect if it is stopped already. The trainer calls it when a run ends."""
+        """Stop the time, so that ``seconds`` keeps its value; it has no effect if the time is stopped already.
+
+        The trainer calls this when a run ends. Call it yourself only to leave out the time of other work in a script.
+        """
         self._seconds_before = self.seconds
         self._started_at = None
 
     def start(self) -> None:
-        """Start or restart the time; has no effect if it is running. The trainer calls it when a run starts."""
+        """Start the time, or continue it after ``stop``; it has no effect if the time is running.
+
+        The trainer calls this when a run starts. Call it yourself only after your own ``stop``.
+        """
         if self._started_at is None:
             self._started_at = time.monotonic()
 
     def state_dict(self) -> dict[str, float]:
-        """Return the readings by name: "epoch", "update", "samples" and "seconds"."""
+        """Return the readings by name, for a training state.
+
+        ``RunHistory.state_dict`` calls this; you need not call it yourself.
+
+        Returns:
+            A dictionary with the keys "epoch", "update", "samples" and "seconds", ready for JSON.
+        """
         return {name: getattr(self, name) for name in _MOMENT}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the readings of ``state_dict``; a running clock keeps running.
+
+        ``RunHistory.load_state_dict`` calls this when a run resumes; you need not call it yourself.
 
         Args:
             state_dict: The result of ``state_dict``.
@@ -362,17 +388,20 @@ class RunHistory(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MetricRecord:
-    """A value of a metric with the moment of its recording; ``InMemoryRunHistory.records`` returns them.
+    """A value of a metric with the position of the run at which it was recorded.
+
+    ``InMemoryRunHistory.records`` returns a list of them, for your own plots and tables. They cannot be changed.
 
     Attributes:
-        metric: The full name, with the prefix.
-        value: The value.
+        metric: The full name of the metric, with the prefix.
+        value: The value, a number.
         epoch: The epoch, counted from 1.
         update: The number of complete optimizer updates.
-        samples: The number of training samples of all processes in them.
+        samples: The number of training samples of all processes in these updates.
         seconds: The seconds since the run started, without the time between an interruption and its resume.
 
     Example:
+        >>> from pa_core.tracking import InMemoryRunHistory
         >>> history = InMemoryRunHistory()
         >>> history.update_metric("accuracy", 0.5)
         >>> record = history.records()[0]
