@@ -8,10 +8,14 @@ from typing import Any
 def get_cluster_info() -> Any | None:
     """Return None, as Determined does where a script runs without its cluster.
 
-    In a script for Determined, replace ``get_cluster_info().latest_checkpoint`` by
-    ``context.get_latest_checkpoint()``.
+    It exists so that scripts for Determined run unchanged. For ``get_cluster_info().latest_checkpoint``, call
+    ``context.get_latest_checkpoint()`` instead; for ``user_data``, pass ``hparams`` to ``init``.
+
+    Returns:
+        Always None.
 
     Example:
+        >>> from pa_trial import get_cluster_info
         >>> get_cluster_info() is None
         True
     """

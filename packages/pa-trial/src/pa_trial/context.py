@@ -63,8 +63,9 @@ class CoreContext:
 class PyTorchTrialContext(TellsSettings, WrapsReducers):
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
-    Get it from ``init``, whose arguments are easier to pass. After the ``with`` block of ``init``, its settings and the
-    progress of the training can still be read. Methods that train or need other processes raise ``InternalException``.
+    ``with init(...) as context`` makes it, with arguments that are easier to pass, so you rarely construct it yourself.
+    Pass it to your trial and to ``Trainer``. After the ``with`` block of ``init``, its settings and the progress of the
+    training can still be read. Methods that train or need other processes then raise ``InternalException``.
 
     Args:
         core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
@@ -79,18 +80,19 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         debug_enabled: Not used.
         run_settings: The remaining arguments of ``init``; None for its defaults.
         device: The device of this process; None to choose it by ``num_gpus``.
-        enable_tensorboard_logging: Whether metrics are written for TensorBoard.
+        enable_tensorboard_logging: Whether metrics are written for TensorBoard, by default True.
 
     Attributes:
-        models: The wrapped models, in the order of wrapping.
+        models: The wrapped models, in the order of wrapping; empty before ``wrap_model``.
         optimizers: The wrapped optimizers, in the order of wrapping.
         lr_schedulers: The wrapped schedulers, each as an ``LRScheduler``, in the order of wrapping.
-        device: The device of this process.
-        distributed: Rank and size, and exchanges of Python objects between the processes.
-        experimental: Options for custom data and mixed precision.
+        device: The device of this process, a ``torch.device``.
+        distributed: The ``DistributedContext``: rank and size, and exchanges of Python objects between the processes.
+        experimental: The ``PyTorchExperimentalContext``: options for custom data and mixed precision.
 
     Raises:
-        InvalidExperimentException: A setting cannot work.
+        ArgumentTypeError: ``hparams`` or ``exp_conf`` is not a dictionary.
+        InvalidExperimentException: A setting cannot work, for example an ``aggregation_frequency`` less than 1.
 
     Example:
         >>> import pa_trial
@@ -164,7 +166,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Register a model, which is moved to the device, trained on all processes, and saved in checkpoints.
 
         Call it in ``__init__`` of the trial, before the model's optimizer is created. On several processes, all start
-        with the weights of the chief.
+        with the weights of the chief (the process of rank 0).
 
         Args:
             model: The model, not wrapped for distributed training. Wrapping it again changes nothing.
@@ -173,7 +175,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             The same model, on ``context.device``.
 
         Raises:
-            ArgumentTypeError: ``model`` is not a ``torch.nn.Module``.
+            ArgumentTypeError: ``model`` is not a ``torch.nn.Module``. The error is also a ``TypeError``.
             InternalException: ``fit`` is running, or the block of ``init`` has ended.
             InvalidExperimentException: The model is sharded or, on several processes, has lazy parameters.
             RanksDifferError: The processes wrap different models.
@@ -197,20 +199,21 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> OptimizerT:
         """Register an optimizer, whose state is saved in checkpoints.
 
-        Call it in ``__init__`` of the trial, after ``wrap_model``. ``step_optimizer`` steps it.
+        Call it in ``__init__`` of the trial, after ``wrap_model``. Then call ``step_optimizer`` in ``train_batch``, in
+        place of the optimizer's ``step``.
 
         Args:
             optimizer: An optimizer of the parameters of wrapped models.
             backward_passes_per_step: No effect, because any number of backward passes in a batch works.
             fp16_compression: No effect; True causes a warning on several processes.
-            average_aggregated_gradients: Whether to average the gradients of the batches that are aggregated, the
-                default, or to sum them.
+            average_aggregated_gradients: With ``aggregation_frequency``, whether to average the gradients of the
+                batches of a group (None, the default, and True) or to sum them (False).
 
         Returns:
             The same optimizer.
 
         Raises:
-            ArgumentTypeError: ``optimizer`` is not a ``torch.optim.Optimizer``.
+            ArgumentTypeError: ``optimizer`` is not a ``torch.optim.Optimizer``. The error is also a ``TypeError``.
             InternalException: ``fit`` is running, or the block of ``init`` has ended.
             InvalidExperimentException: ``backward_passes_per_step`` is less than 1.
 
@@ -267,9 +270,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._open.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
     def wrap_scaler(self, scaler: ScalerT) -> ScalerT:
-        """Register a gradient scaler, whose state is saved with checkpoints. Call this before ``wrap_model``.
+        """Register a gradient scaler, whose state is saved with checkpoints.
 
-        Use it if the trial has its own mixed precision; ``context.experimental.use_amp()`` does everything for you.
+        Use it if the trial has its own float16 mixed precision; ``context.experimental.use_amp()`` does everything for
+        you. Call it in ``__init__`` of the trial, before ``wrap_model``.
 
         Args:
             scaler: A ``torch.amp.GradScaler``. In ``train_batch``, call ``context.backward(scaler.scale(loss))``,
@@ -280,6 +284,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             The same scaler; pass it to ``step_optimizer``.
 
         Raises:
+            InternalException: The block of ``init`` has ended.
             InvalidExperimentException: There is a scaler already, or a model is wrapped.
 
         Example:
@@ -307,29 +312,33 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[_ModelsT, _OptimizersT]:
-        """Return models and optimizers unchanged, with ``enabled=False``; Apex itself is not supported.
+        """Return models and optimizers unchanged if ``enabled=False``; Apex itself is not supported.
+
+        It exists for scripts for Determined. Remove the call, and call ``context.experimental.use_amp()`` for mixed
+        precision.
 
         Args:
             models: A wrapped model, or several.
             optimizers: A wrapped optimizer, or several.
-            enabled: Must be False.
-            opt_level: No effect, like all arguments below.
-            cast_model_type: See ``opt_level``.
-            patch_torch_functions: See ``opt_level``.
-            keep_batchnorm_fp32: See ``opt_level``.
-            master_weights: See ``opt_level``.
-            loss_scale: See ``opt_level``.
-            cast_model_outputs: See ``opt_level``.
-            num_losses: See ``opt_level``.
-            verbosity: See ``opt_level``.
-            min_loss_scale: See ``opt_level``.
-            max_loss_scale: See ``opt_level``.
+            enabled: Must be False or None; the default is Determined's.
+            opt_level: No effect.
+            cast_model_type: No effect.
+            patch_torch_functions: No effect.
+            keep_batchnorm_fp32: No effect.
+            master_weights: No effect.
+            loss_scale: No effect.
+            cast_model_outputs: No effect.
+            num_losses: No effect.
+            verbosity: No effect.
+            min_loss_scale: No effect.
+            max_loss_scale: No effect.
 
         Returns:
-            ``models`` and ``optimizers``.
+            ``models`` and ``optimizers``, as they were passed.
 
         Raises:
-            InvalidExperimentException: Apex is enabled. Call ``context.experimental.use_amp()`` instead.
+            InternalException: The block of ``init`` has ended.
+            InvalidExperimentException: Apex is enabled.
 
         Example:
             >>> import pa_trial
@@ -352,20 +361,30 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients, and average them over the processes on the last batch of an aggregation group.
+        """Compute gradients, and average them over the processes if the optimizer steps after this batch.
 
-        Call it in ``train_batch`` in place of ``loss.backward()``, and then ``step_optimizer``; the example of
-        ``PyTorchTrial`` does so. All processes have to call it equally often in a batch.
+        Call it in ``train_batch`` in place of ``loss.backward()``, and then ``step_optimizer``. All processes have to
+        call it equally often in a batch. With ``aggregation_frequency``, gradients of several batches are added up, and
+        only the last batch exchanges them.
 
         Args:
-            loss: The tensor to differentiate. Do not divide it by ``aggregation_frequency``: ``step_optimizer``
-                averages the gradients of a group.
-            gradient: The gradient of the loss, for a loss that is not a single number.
-            retain_graph: Whether to keep the graph for another backward pass.
+            loss: The tensor to differentiate, usually the mean loss of the batch. Do not divide it by
+                ``aggregation_frequency``: ``step_optimizer`` averages the gradients of a group of batches.
+            gradient: The gradient of the loss, of the same shape; only for a loss that is not a single number.
+            retain_graph: Whether to keep the graph for another backward pass. It is freed by default, which saves
+                memory.
             create_graph: Whether to build a graph of the gradients, to differentiate them again.
 
         Raises:
-            InvalidExperimentException: With ``samples_per_update``, ``step_optimizer`` was called before.
+            InternalException: The block of ``init`` has ended.
+            InvalidExperimentException: With ``samples_per_update``, ``step_optimizer`` was called before in this batch.
+
+        Example:
+            >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
+            ...     loss = self.loss_func(self.model(batch[0]), batch[1])
+            ...     self.context.backward(loss)
+            ...     self.context.step_optimizer(self.optimizer)
+            ...     return loss
         """
         self._open.trained.backward(loss, gradient, retain_graph, create_graph)
 
@@ -376,19 +395,22 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         auto_zero_grads: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Step an optimizer on the last batch of an aggregation group; do nothing on the others.
+        """Step an optimizer and clear its gradients, on the last batch of an aggregation group.
 
-        Call it in ``train_batch`` after every batch, in place of ``optimizer.step()`` and ``optimizer.zero_grad()``. An
-        aggregation group is ``aggregation_frequency`` consecutive batches.
+        Call it in ``train_batch`` after every ``backward``, in place of ``optimizer.step()`` and
+        ``optimizer.zero_grad()``. An aggregation group is ``aggregation_frequency`` consecutive batches, by default a
+        single batch. On other batches of a group, the call does nothing.
 
         Args:
             optimizer: A wrapped optimizer.
-            clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients.
-            auto_zero_grads: Whether to zero the gradients after the step. If False, call ``optimizer.zero_grad()``.
-            scaler: The gradient scaler of ``wrap_scaler``, to step through.
+            clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients; by
+                default they are not clipped.
+            auto_zero_grads: Whether to zero the gradients after the step, by default True. If False, call
+                ``optimizer.zero_grad()`` yourself.
+            scaler: The gradient scaler of ``wrap_scaler``, to step through. Leave it out with ``use_amp``.
 
         Raises:
-            InternalException: Training has not begun.
+            InternalException: Training has not begun, or the block of ``init`` has ended.
             InvalidExperimentException: ``auto_zero_grads`` is False although gradients are aggregated; or on several
                 processes the optimizer has parameters of no wrapped model.
 
@@ -429,8 +451,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def current_train_batch(self) -> int:
         """Return the index of the current batch of this process, counted from 0 over the whole training.
 
-        ``train_batch`` is passed the same number; use this method in helpers and models. In a validation and after
-        training, it is the last trained batch.
+        ``train_batch`` is passed the same number, so use this method in helpers and models. In a validation and after
+        training, it is the index of the last trained batch. With ``samples_per_update``, it counts updates.
 
         Raises:
             InternalException: Training has not begun.
@@ -442,50 +464,90 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.progress.current_batch("context.current_train_batch()")
 
     def current_train_epoch(self) -> int:
-        """Return the index of the current epoch, counted from 0; ``train_batch`` is passed the same number.
+        """Return the index of the current epoch, counted from 0.
+
+        ``train_batch`` is passed the same number, so use this method in helpers and models. In a validation and after
+        training, it is the epoch of the last trained batch.
 
         Raises:
             InternalException: Training has not begun.
+
+        Example:
+            >>> def is_frozen(context):  # called in train_batch
+            ...     return context.current_train_epoch() < 2
         """
         return self._parts.progress.place("context.current_train_epoch()")[0]
 
     def is_epoch_start(self) -> bool:
-        """Return whether the current batch is the first of its epoch; call it in ``train_batch``.
+        """Return whether the current batch is the first of its epoch.
+
+        Call it in ``train_batch``, for example to reset a hidden state.
 
         Raises:
             InternalException: Training has not begun.
+
+        Example:
+            >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
+            ...     if self.context.is_epoch_start():
+            ...         self.hidden = None
+            ...     return self.update(batch)
         """
         return self._parts.progress.place("context.is_epoch_start()")[1] == 0
 
     def is_epoch_end(self) -> bool:
-        """Return whether the current batch is the last of its epoch; call it in ``train_batch``.
+        """Return whether the current batch is the last of its epoch.
 
-        Use it to log once in an epoch.
+        Call it in ``train_batch``, for example to log once in an epoch. It is always False if the training loader has
+        no length.
 
         Raises:
             InternalException: Training has not begun.
+
+        Example:
+            >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
+            ...     loss = self.update(batch)
+            ...     if self.context.is_epoch_end():
+            ...         print(f"epoch {epoch_idx} ends with a loss of {loss.item()}")
+            ...     return loss
         """
         progress = self._parts.progress
         return progress.place("context.is_epoch_end()")[1] == progress.batches_per_epoch - 1
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch that ``fit`` trains: 0, or the batch after the checkpoint.
+        """Return the index of the first batch that this ``fit`` trains, counted from 0.
 
-        It is known once ``fit`` has loaded the checkpoint, for example in ``on_training_start`` of a callback; 0
-        before.
+        It is 0 if the training starts from the beginning, or else the number of batches before the checkpoint. It is
+        known once ``fit`` has read the checkpoint, for example in ``on_training_start`` of a callback; before, it is 0.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     context.get_initial_batch()  # before fit
+            0
         """
         return self._parts.progress.initial_batch
 
     def get_experiment_id(self) -> int:
-        """Return 0, because there is a single experiment without a cluster; for scripts that name files by it."""
+        """Return 0, because there is a single experiment without a cluster.
+
+        It exists for scripts for Determined that name files by it; name files by your own identifier instead.
+        """
         return 0
 
     def get_trial_id(self) -> int:
-        """Return 0, because there is a single trial without a cluster; for scripts that name files by it."""
+        """Return 0, because there is a single trial without a cluster.
+
+        It exists for scripts for Determined that name files by it; name files by your own identifier instead.
+        """
         return 0
 
     def get_trial_seed(self) -> int:
-        """Return the seed that was passed to ``init``, for generators of the trial; ``init`` has seeded the others.
+        """Return the seed that was passed to ``init``, for random number generators of the trial.
+
+        ``init`` has seeded the global generators of Python, NumPy and torch with it.
+
+        Returns:
+            The seed, an int from 0 to 2**32 - 1, the same on all processes.
 
         Raises:
             InternalException: No seed was passed.
@@ -502,22 +564,31 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return seed
 
     def get_stop_requested(self) -> bool:
-        """Return whether this process has requested a stop of the training by ``set_stop_requested(True)``.
+        """Return whether a stop of the training was requested on this process.
 
-        A request of another process is not visible here; all processes stop after the same batch.
+        ``set_stop_requested(True)`` and the signals of ``init(stop_on_signals=...)`` request it. A request of another
+        process is only visible once all processes have agreed to stop, which they do after the same batch.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     context.set_stop_requested(True)
+            ...     context.get_stop_requested()
+            True
         """
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop of the training: when the current workload ends, it saves a checkpoint and ``fit`` returns.
+        """Request a stop of the training, which saves a checkpoint, and after which ``fit`` returns.
 
-        Call it in the trial or a callback, for example to stop early by a metric. A request on any process stops all of
-        them.
+        Call it in the trial or a callback, for example to stop early by a metric. The training stops at the next
+        report, validation or checkpoint. A request on any process stops all of them.
 
         Args:
             stop_requested: True to request it, False to withdraw the request.
 
         Raises:
+            InternalException: The block of ``init`` has ended.
             UsageError: The value is not a bool.
 
         Example:
@@ -533,9 +604,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         self._open.stop_requested = stop_requested
 
     def get_latest_checkpoint(self) -> str | None:
-        """Return the newest intact checkpoint in ``checkpoint_dir``, or None; every process must call this.
+        """Return the newest intact checkpoint in the folder of ``init(checkpoint_dir=...)``.
 
-        Pass it to ``fit`` as ``latest_checkpoint``, and a script resumes where it was interrupted.
+        Pass it to ``fit`` as ``latest_checkpoint``, and a script resumes where it was interrupted. Every process must
+        call this. Damaged checkpoints are skipped with a warning; Determined's own checkpoints are not found.
 
         Returns:
             The name of the checkpoint; None if the folder has none.
@@ -543,6 +615,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Raises:
             ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
                 all trainings share may belong to another training.
+            InternalException: The block of ``init`` has ended.
 
         Example:
             >>> import tempfile
@@ -561,19 +634,30 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return find_newest(run_settings.checkpoint_dir)
 
     def get_tensorboard_path(self) -> Path | None:
-        """Return the folder for TensorBoard that was passed to ``init``, as a ``Path``; None if no folder was passed.
+        """Return the folder of ``init(tensorboard_path=...)``, for example to write your own files next to the events.
 
-        Without a folder, TensorBoard writes to a new folder below ``runs``.
+        Returns:
+            A ``pathlib.Path``; None if no folder was passed. TensorBoard then writes to a new folder below ``runs``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(tensorboard_path="events") as context:
+            ...     context.get_tensorboard_path().name
+            'events'
         """
         return self._parts.run_settings.tensorboard_path
 
     def get_tensorboard_writer(self) -> SummaryWriter:
-        """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training; ``init`` closes it.
+        """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training.
 
-        Use it for images, histograms and text; metrics are written automatically. Each process has its own writer.
+        Use it for images, histograms and text; metrics are written automatically. The writer is created in the first
+        call, and ``init`` closes it. Each process has its own writer: processes other than the chief write to a
+        subfolder.
 
         Raises:
-            UnsupportedConfigurationError: TensorBoard is not installed (``pip install tensorboard``).
+            InternalException: The block of ``init`` has ended.
+            UnsupportedConfigurationError: TensorBoard is not installed (``pip install tensorboard``). The error is also
+                a ``RuntimeError``.
 
         Example:
             >>> import tempfile
@@ -584,35 +668,57 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._open.tensorboard.writer
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Return whether metrics are written for TensorBoard; ``init(enable_tensorboard_logging=...)`` sets it."""
+        """Return whether ``fit`` writes metrics for TensorBoard.
+
+        ``init(enable_tensorboard_logging=...)`` sets it, True by default, and ``set_enable_tensorboard_logging``
+        changes it.
+        """
         return self._parts.logs_to_tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Set whether metrics are written for TensorBoard from now on.
+        """Set whether ``fit`` writes metrics for TensorBoard from now on.
+
+        Call it in the trial or a callback to change the value that was passed to ``init``. A writer of
+        ``get_tensorboard_writer`` is not affected.
 
         Args:
             enable_tensorboard_logging: True to write them, False to stop.
 
         Raises:
+            InternalException: The block of ``init`` has ended.
             UsageError: The value is not a bool.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     context.set_enable_tensorboard_logging(False)
+            ...     context.get_enable_tensorboard_logging()
+            False
         """
         require_bool("enable_tensorboard_logging", enable_tensorboard_logging)
         self._open.logs_to_tensorboard = enable_tensorboard_logging
 
     @property
     def profiler(self) -> profile | None:
-        """The ``torch.profiler.profile`` that ``set_profiler`` made; None if it was not called."""
+        """The ``torch.profiler.profile`` that ``set_profiler`` made; None if it was not called.
+
+        Read it, for example, to print ``context.profiler.key_averages()`` after ``fit``.
+        """
         return self._parts.profiler
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the training with ``torch.profiler``; traces are written to the TensorBoard folder.
 
-        Call it in ``__init__`` of the trial, or before ``fit``. The profiler steps after each batch. Without a schedule
-        it records the whole training, which needs much memory.
+        Call it in ``__init__`` of the trial, or before ``fit``, which starts the profiler and steps it after each
+        batch. Without a schedule, it records the whole training, which needs much memory.
 
         Args:
             args: Positional arguments of ``torch.profiler.profile``.
-            kwargs: Keyword arguments of ``torch.profiler.profile``.
+            kwargs: Keyword arguments of ``torch.profiler.profile``. By default, ``on_trace_ready`` writes traces for
+                TensorBoard.
+
+        Raises:
+            InternalException: The block of ``init`` has ended.
 
         Example:
             >>> import torch

@@ -12,21 +12,26 @@ from pa_trial.errors import ArgumentTypeError, ConfigurationError
 
 
 def data_length(data: Any) -> int:
-    """Return the number of records of a batch, as ``PyTorchTrial.get_batch_length`` does unless it is overridden.
+    """Return the number of records of a batch.
+
+    ``PyTorchTrial.get_batch_length`` calls it unless you override that method; call it in your override for the batches
+    that it can count. A record is a sample.
 
     Args:
-        data: A tensor or an array, whose length is returned. For a dict, a list or a tuple, the length of the
-            first value is returned.
+        data: A tensor or an array, whose length along the first dimension is returned; or a dict, a list or a tuple,
+            whose first value is used.
 
     Returns:
         The number of records.
 
     Raises:
         ConfigurationError: A dict, a list or a tuple is empty. The error is also a ``ValueError``.
-        ArgumentTypeError: The batch, or its first value, is of another type. The error is also a ``TypeError``.
+        ArgumentTypeError: The batch, or its first value, has no length, or is of another type. The error is also a
+            ``TypeError``.
 
     Example:
         >>> import torch
+        >>> from pa_trial import data_length
         >>> data_length({"image": torch.zeros(8, 3), "label": torch.zeros(8)})
         8
     """

@@ -24,28 +24,33 @@ _SampleT = TypeVar("_SampleT", default=Any)
 class DataLoader(Generic[_SampleT]):
     """The data loader that a trial returns from its ``build_*_data_loader`` methods.
 
-    It has the arguments, defaults and checks of torch's ``DataLoader``, but makes the loader of torch only when the
-    first batch of the training and the share of this process are known.
+    It has the arguments, defaults and checks of torch's ``DataLoader``. ``fit`` divides its batches among the
+    processes, so pass the batch size of a single process and no ``DistributedSampler``. For an ``IterableDataset``,
+    return a loader of torch, after ``context.experimental.disable_dataset_reproducibility_checks()``.
 
-    In training, the random order of an epoch depends only on the seed of the run and the number of the epoch;
-    random augmentation also depends on the sample. So all processes agree on the order, and a resumed
-    training sees the same samples as an uninterrupted training. Earlier samples are not loaded.
+    In training, the random order of an epoch depends only on the seed of the run and the epoch number; random
+    augmentation also depends on the sample. So all processes agree on the order, and a resumed training sees the same
+    samples as an uninterrupted training, without loading earlier samples again. You can also iterate over it yourself:
+    ``len()`` and ``iter()`` are over all batches, without sharding.
 
     Args:
         dataset: A dataset with a length, whose samples are found by index.
-        batch_size: The number of samples of a batch of each process.
-        shuffle: Whether each epoch has a different random order.
-        sampler: Decides the order instead; it is iterated again for each epoch.
-        batch_sampler: Decides the batches instead; excludes ``batch_size``, ``shuffle``, ``sampler`` and
-            ``drop_last``.
-        num_workers: The number of processes that load ahead; 0 loads in this process.
-        collate_fn: Makes a batch from a list of samples; by default torch's own collation.
-        pin_memory: Whether to copy batches into pinned memory if there is an accelerator.
-        drop_last: Whether to leave out the samples that do not fill a batch.
+        batch_size: The number of samples of a batch of each process; pass ``context.get_per_slot_batch_size()``.
+        shuffle: Whether each epoch has a different random order. Pass True for training; the default, False, suits
+            validation.
+        sampler: Decides the order instead of ``shuffle``; it is iterated over again for each epoch.
+        batch_sampler: Decides the batches instead. Leave out ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``
+            then.
+        num_workers: The number of processes that load ahead. The default, 0, loads in this process, which is right for
+            data in memory.
+        collate_fn: Makes a batch from a list of samples; by default torch's own collation, which stacks tensors.
+        pin_memory: Whether to copy batches into pinned memory, from which they move to a GPU faster. It is off by
+            default because it takes memory and has no use on a CPU.
+        drop_last: Whether to leave out the samples that do not fill a batch; by default they are a smaller batch.
         timeout: The number of seconds to wait for a worker; 0, the default, waits forever.
-        worker_init_fn: Called in each worker with its number.
-        multiprocessing_context: How workers are started, such as ``"fork"``.
-        generator: Its seed decides the random order, instead of the seed of the run.
+        worker_init_fn: Called in each worker with its number, from 0.
+        multiprocessing_context: How workers are started, such as ``"fork"``; by default as torch does on this system.
+        generator: Its seed decides the random order. By default the seed of the run does.
         prefetch_factor: The number of batches that each worker loads ahead; by default 2.
         persistent_workers: Whether to keep validation workers for the next validation. Training workers always persist.
 
@@ -71,6 +76,7 @@ class DataLoader(Generic[_SampleT]):
         ValueError: From torch, if options contradict each other.
 
     Example:
+        >>> from pa_trial import DataLoader
         >>> loader = DataLoader(range(5), batch_size=2)
         >>> len(loader), [batch.tolist() for batch in loader]
         (3, [[0, 1], [2, 3], [4]])
@@ -149,28 +155,31 @@ class DataLoader(Generic[_SampleT]):
         *,
         seed: int | None = None,
     ) -> TorchDataLoader[Any]:
-        """Return a loader of torch over a share of the batches; ``fit`` calls it.
+        """Return a loader of torch over the share of a process; ``fit`` calls it.
 
-        Call it to look at the batches of a process, or in your own loop.
-
-        The batches are repeated, then shared out, then skipped. So if the number of processes does not divide the
-        number of batches, a process gets other batches in the next epoch.
+        Call it yourself to look at the batches of a process, or in your own loop. Batches are first repeated, then
+        shared out, then skipped. So if the number of processes does not divide the number of batches, a process gets
+        other batches in the next epoch.
 
         Args:
-            repeat: Whether the batches are repeated without end.
-            skip: The number of batches of this process that are left out at the beginning.
-            num_replicas: The number of processes that share the batches: number i is for process ``i % num_replicas``.
+            repeat: Whether the batches are repeated without end, as in training. The default, False, yields a single
+                epoch.
+            skip: The number of batches of this process that are left out at the beginning, to resume.
+            num_replicas: The number of processes that share the batches: batch i is for process ``i % num_replicas``.
+                The default, 1, yields all batches.
             rank: The number of this process, from 0.
-            seed: Decides the random order and keys the random draws, as in training. By default the global RNGs decide,
-                as for a loader of torch, and processes agree only if they have the same seeds.
+            seed: Decides the random order and the random numbers of augmentation, as in training. By default the global
+                random number generators decide, as for a loader of torch, and processes agree only if they have the
+                same seeds.
 
         Returns:
-            The loader.
+            A ``torch.utils.data.DataLoader``.
 
         Raises:
-            ConfigurationError: There is no such share, or ``skip`` is negative.
+            ConfigurationError: There is no such share, or ``skip`` is negative. The error is also a ``ValueError``.
 
         Example:
+            >>> from pa_trial import DataLoader
             >>> loader = DataLoader(range(8), batch_size=2)
             >>> [batch.tolist() for batch in loader.get_data_loader(num_replicas=2, rank=1)]
             [[2, 3], [6, 7]]

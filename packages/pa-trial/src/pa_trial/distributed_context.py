@@ -15,36 +15,47 @@ _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 
 
 class DistributedContext:
-    """Collectives of Python values for coordinating work; for tensors during training, use torch's collectives.
+    """The ranks of the processes of a training, and collectives that exchange Python values between them.
 
-    Values are pickled. All ranks must make the same calls in the same order; the ranks may be processes, or threads of
-    a process, each with its own context. The first call that needs connections makes them, over
-    torch's process group if it has this size, or else over the connections of torchrun. Only if there is
-    neither, the chief listens on ``pub_port + port_offset``. The six numbers are passed together; without them,
-    this process is the only rank.
+    Use it as ``context.distributed`` in a trial; ``init`` makes it. It is for small values that coordinate work,
+    because values are pickled. For tensors during training, use torch's collectives. Construct it yourself only outside
+    of a trial, or to pass it to ``init(distributed=...)``; `from_torch_distributed` reads the numbers that torchrun
+    sets.
+
+    All ranks must make the same calls in the same order. The ranks may be processes, or threads of a process, each with
+    its own context. The first call that needs connections makes them: over torch's process group if it has this size,
+    or else over the connections of torchrun. Only if there is neither, the chief (rank 0) listens on ``pub_port +
+    port_offset``. The six numbers are passed together; without them, this process is the only rank.
 
     Args:
-        rank: The index of this process.
+        rank: The index of this process among all, from 0.
         size: The number of processes.
-        local_rank: The index of this process on its machine.
+        local_rank: The index of this process on its machine, from 0.
         local_size: The number of processes on this machine.
-        cross_rank: The index of this machine.
+        cross_rank: The index of this machine, from 0.
         cross_size: The number of machines.
-        chief_ip: The address of the machine of rank 0; needed if there are several machines.
-        pub_port: The port on which the chief listens if the processes are not connected yet.
+        chief_ip: The address of the machine of rank 0; needed only if there are several machines.
+        pub_port: The port on which the chief listens if the processes are not connected yet. The default is
+            Determined's.
         pull_port: Not used: connected ranks exchange values over gloo, between any free ports.
         port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
-        max_wait_seconds: The number of seconds that a rank waits for another rank; None waits forever.
+        max_wait_seconds: The number of seconds that a rank waits for another rank in a call; the default is ten
+            minutes, and None waits forever.
+
+    Attributes:
+        rank: As passed, like ``size``, ``local_rank``, ``local_size``, ``cross_rank`` and ``cross_size``. Without these
+            numbers, ranks are 0 and sizes 1.
 
     Raises:
         ConfigurationError: Some of the six numbers are missing, or they do not fit together.
         UsageError: There are several machines, and no ``chief_ip``.
 
     Example:
-        >>> with DistributedContext() as distributed:
-        ...     distributed.allgather("alone")
-        ['alone']
+        >>> from pa_trial import DistributedContext
+        >>> with DistributedContext() as distributed:  # a single process
+        ...     distributed.rank, distributed.size, distributed.allgather("alone")
+        (0, 1, ['alone'])
     """
 
     def __init__(
@@ -84,14 +95,28 @@ class DistributedContext:
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
         """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
 
-        ``init`` calls it by default; call it to exchange values outside of a trial, or to choose the wait.
-
+        ``init`` calls it by default, so call it only to exchange values outside of a trial, or to choose the wait.
         Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank. Without the variables for several machines,
         all processes are on this machine.
 
         Args:
-            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
-            max_wait_seconds: The number of seconds that a rank waits for another rank; None waits forever.
+            chief_ip: The address of the machine of rank 0. The default, None, reads it from ``DET_CHIEF_IP`` or else
+                ``MASTER_ADDR``, which torchrun sets.
+            max_wait_seconds: The number of seconds that a rank waits for another rank in a call; the default is ten
+                minutes, and None waits forever.
+
+        Returns:
+            The context; use it in a ``with`` statement, or call ``close`` at the end.
+
+        Raises:
+            ConfigurationError: The variables do not fit together.
+            UsageError: There are several machines, and no address of rank 0.
+
+        Example:
+            >>> from pa_trial import DistributedContext
+            >>> with DistributedContext.from_torch_distributed() as distributed:  # here without torchrun
+            ...     distributed.size
+            1
         """
         numbers = _numbers_in_environment("LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
         return cls(**numbers, chief_ip=_chief_ip(chief_ip), max_wait_seconds=max_wait_seconds)
@@ -100,59 +125,96 @@ class DistributedContext:
     def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
         """Return the context of a process that has the variables of DeepSpeed's launcher.
 
-        Pass it to ``init(distributed=...)``. With torchrun and ``accelerate launch``, leave ``distributed`` out.
-        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
+        Pass it to ``init(distributed=...)``. With torchrun and ``accelerate launch``, leave ``distributed`` out, or
+        call `from_torch_distributed`. The variables are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_SIZE``,
+        ``CROSS_RANK`` and ``CROSS_SIZE``. Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank.
 
         Args:
-            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
+            chief_ip: The address of the machine of rank 0. The default, None, reads it from ``DET_CHIEF_IP`` or else
+                ``MASTER_ADDR``.
+
+        Returns:
+            The context; use it in a ``with`` statement, or call ``close`` at the end.
+
+        Raises:
+            ConfigurationError: The variables do not fit together.
+            UsageError: There are several machines, and no address of rank 0.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(distributed=pa_trial.DistributedContext.from_deepspeed()) as context:
+            ...     context.distributed.size
+            1
         """
         numbers = _numbers_in_environment("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
         return cls(**numbers, chief_ip=_chief_ip(chief_ip))
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> Self:
-        """Return the context of a process that Horovod has started; only its six numbers are read.
+        """Return the context of a process that Horovod has started, to exchange Python values in a script for Horovod.
 
-        Gradients are not exchanged by Horovod: training needs processes that torchrun has started. Use the context to
-        exchange values in a script for Horovod.
+        Only its six numbers are read. It cannot train: ``Trainer.fit`` exchanges gradients between processes that
+        torchrun has started.
 
         Args:
-            hvd: The module ``horovod.torch``, initialised.
-            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
+            hvd: The module ``horovod.torch``, after ``hvd.init()``.
+            chief_ip: The address of the machine of rank 0. The default, None, reads it from ``DET_CHIEF_IP`` or else
+                ``MASTER_ADDR``.
+
+        Returns:
+            The context; use it in a ``with`` statement, or call ``close`` at the end.
+
+        Raises:
+            UsageError: There are several machines, and no address of rank 0.
+
+        Example::
+
+            import horovod.torch as hvd
+            from pa_trial import DistributedContext
+
+            hvd.init()
+            with DistributedContext.from_horovod(hvd) as distributed:
+                print(distributed.allgather(hvd.rank()))
         """
         return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 
     def get_rank(self) -> int:
-        """Return the index of this process among all, from 0; 0 is the chief. ``rank`` is the same."""
+        """Return the index of this process among all, from 0; 0 is the chief. The attribute ``rank`` is the same."""
         return self.rank
 
     def get_local_rank(self) -> int:
-        """Return the index of this process on its machine, from 0. ``local_rank`` is the same."""
+        """Return the index of this process on its machine, from 0. The attribute ``local_rank`` is the same."""
         return self.local_rank
 
     def get_size(self) -> int:
-        """Return the number of processes. ``size`` is the same."""
+        """Return the number of processes of the training; 1 without a launcher. The attribute ``size`` is the same."""
         return self.size
 
     def get_num_agents(self) -> int:
-        """Return the number of machines. ``cross_size`` is the same."""
+        """Return the number of machines of the training; 1 without a launcher.
+
+        Determined calls machines agents. The attribute ``cross_size`` is the same.
+        """
         return self.cross_size
 
     def gather(self, stuff: _T) -> list[_T] | None:
-        """Return the values of all ranks, in their order, on the chief; None elsewhere.
+        """Return the values of all ranks on the chief, and None on other ranks.
 
-        Use it to log or write something about all processes. All ranks call it.
+        Use it to log or write something about all processes. Every rank has to call it; `allgather` returns the values
+        on all of them.
 
         Args:
             stuff: A picklable value.
 
         Returns:
-            A list with the value of each rank on the chief; None on other ranks.
+            On rank 0 a list with the value of each rank, in their order; None on other ranks.
 
         Raises:
-            OtherProcessError: Another rank has failed, has left, or has not come in time.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
 
         Example:
+            >>> from pa_trial import DistributedContext
             >>> with DistributedContext() as distributed:
             ...     seconds = distributed.gather(0.5)
             ...     if distributed.rank == 0:
@@ -163,18 +225,23 @@ class DistributedContext:
         return everything if self.rank == 0 else None
 
     def allgather(self, stuff: _T) -> list[_T]:
-        """Return the values of all ranks, in their order.
+        """Return the values of all ranks on all of them.
+
+        Use it if each process needs the values of the others. Every rank has to call it; `gather` returns the values on
+        the chief alone.
 
         Args:
             stuff: A picklable value.
 
         Returns:
-            A list with the value of each rank.
+            A list with the value of each rank, in their order.
 
         Raises:
-            OtherProcessError: As ``gather``.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
 
         Example:
+            >>> from pa_trial import DistributedContext
             >>> with DistributedContext() as distributed:  # with torchrun, a value of each process
             ...     distributed.allgather({"rank": distributed.rank})
             [{'rank': 0}]
@@ -184,18 +251,20 @@ class DistributedContext:
     def broadcast(self, stuff: _T) -> _T:
         """Return the chief's value on all ranks.
 
-        Use it for a decision that all ranks have to share. All ranks call it.
+        Use it for a decision that all ranks have to share, such as the name of a run. Every rank has to call it.
 
         Args:
-            stuff: A picklable value; the values of other ranks are ignored.
+            stuff: A picklable value; only the value of rank 0 is used.
 
         Returns:
             The value of rank 0.
 
         Raises:
-            OtherProcessError: As ``gather``.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
 
         Example:
+            >>> from pa_trial import DistributedContext
             >>> with DistributedContext() as distributed:
             ...     distributed.broadcast("20261129-run" if distributed.rank == 0 else None)
             '20261129-run'
@@ -203,22 +272,34 @@ class DistributedContext:
         return cast("_T", self.allgather(stuff if self.rank == 0 else None)[0])
 
     def gather_local(self, stuff: _T) -> list[_T] | None:
-        """Return the values of all ranks of this machine on the first of them; None elsewhere.
+        """Return the values of all ranks of this machine on the first of them, and None on its other ranks.
+
+        Every rank of the machine has to call it. `gather` does the same for all machines together, and
+        `allgather_local` returns the values on each rank of the machine.
 
         Args:
             stuff: A picklable value.
 
         Returns:
-            A list with the value of each rank of the machine, in their order, on ``local_rank`` 0; None on the others.
+            On ``local_rank`` 0 a list with the value of each rank of the machine, in their order; None on the others.
 
         Raises:
-            OtherProcessError: As ``gather``.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
+
+        Example:
+            >>> from pa_trial import DistributedContext
+            >>> with DistributedContext() as distributed:
+            ...     distributed.gather_local("this process")
+            ['this process']
         """
         everything = self.allgather_local(stuff)
         return everything if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: _T) -> list[_T]:
         """Return the values of all ranks of this machine on each of them.
+
+        Every rank of the machine has to call it. `allgather` does the same for all machines together.
 
         Args:
             stuff: A picklable value.
@@ -227,26 +308,47 @@ class DistributedContext:
             A list with the value of each rank of the machine, in their order.
 
         Raises:
-            OtherProcessError: As ``gather``.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
+
+        Example:
+            >>> from pa_trial import DistributedContext
+            >>> with DistributedContext() as distributed:
+            ...     distributed.allgather_local(distributed.local_rank)
+            [0]
         """
         return self._allgather(stuff, self.local_size, of_machine=True)
 
     def broadcast_local(self, stuff: _T | None = None) -> _T | None:
-        """Return the value of this machine's first rank on all ranks of the machine, such as a folder on its disk.
+        """Return the value of this machine's first rank on all ranks of the machine.
+
+        Use it for a decision of each machine, such as a folder on its disk. Every rank of the machine has to call it.
+        `broadcast` does the same for all machines together.
 
         Args:
-            stuff: A picklable value; the values of other ranks are ignored.
+            stuff: A picklable value; only the value of ``local_rank`` 0 is used, so other ranks can leave it out.
 
         Returns:
             The value of the rank with ``local_rank`` 0.
 
         Raises:
-            OtherProcessError: As ``gather``.
+            InternalException: The context is closed, or the chief cannot be reached.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
+
+        Example:
+            >>> from pa_trial import DistributedContext
+            >>> with DistributedContext() as distributed:
+            ...     distributed.broadcast_local("/tmp/cache" if distributed.local_rank == 0 else None)
+            '/tmp/cache'
         """
         return self.allgather_local(stuff if self.local_rank == 0 else None)[0]
 
     def close(self) -> None:
-        """End the connections; a second call does nothing. A ``with`` statement calls it, and so does ``init``."""
+        """End the connections; collectives raise ``InternalException`` afterwards.
+
+        A ``with`` statement calls it, and ``init`` calls it for ``context.distributed``. Call it yourself only for a
+        context that you made without ``with``. A second call does nothing.
+        """
         self._is_closed = True
         self._groups = None
 

@@ -6,48 +6,100 @@ from pa_checkpoint import CheckpointError, CheckpointNotFoundError, ExplainedErr
 
 
 class ConfigurationError(ExplainedError, ValueError):
-    """An argument has a value that cannot work."""
+    """An argument has a value that cannot work; the base class of several errors of trials.
+
+    It is a ``ValueError``. Its message names the given value and the remedy; the parts of the message are the
+    attributes ``problem``, ``given``, ``expected`` and ``do``.
+    """
 
 
 class ArgumentTypeError(ExplainedError, TypeError):
-    """An argument has the wrong type."""
+    """An argument has the wrong type; the base class of several errors of trials.
+
+    It is a ``TypeError``. Its message names the given value and the remedy; the parts of the message are the attributes
+    ``problem``, ``given``, ``expected`` and ``do``.
+    """
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but this environment or combination is not supported."""
+    """Every argument is valid, but this environment or combination is not supported.
+
+    It is a ``RuntimeError``. Its message names the problem and the remedy; the parts of the message are the attributes
+    ``problem``, ``given``, ``expected`` and ``do``.
+    """
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or a call of its context, cannot work; the message says how to change the script.
+    """A trial, or a call of its context, cannot work as it is written; change the script as the message says.
+
+    ``init`` raises it for settings, such as a batch size that is smaller than the number of processes. The ``wrap_``
+    methods of the context and ``step_optimizer`` raise it for wrong uses, and ``Trainer.fit`` for an incomplete trial,
+    for example without a wrapped model. It is a ``ValueError``. For hyperparameters that your own code rejects, raise
+    ``InvalidHP`` instead.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The found value; empty if the problem names it.
+        expected: A description of a correct value; empty if the problem describes it.
+        do: The change that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
 
     Example:
         >>> import pa_trial
         >>> with pa_trial.init() as context:
-        ...     context.configure_apex_amp([], [])  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pa_trial.errors.InvalidExperimentException: Mixed precision with Apex is not supported...
+        ...     try:
+        ...         context.configure_apex_amp([], [])
+        ...     except pa_trial.InvalidExperimentException as error:
+        ...         print(error.do)
+        Call context.experimental.use_amp() before the models are wrapped.
     """
 
 
 class InternalException(ExplainedError, RuntimeError):
     """Something was requested at the wrong time: before ``fit``, during it, or after the block of ``init``.
 
+    The methods of the context raise it, for example ``current_train_batch`` before training and ``wrap_model`` during
+    it. ``Trainer`` and the collectives of a ``DistributedContext`` raise it after the block of ``init`` has ended. It
+    is a ``RuntimeError``. Move the call to the place that the message names.
+
+    Args:
+        problem: A sentence that names the call and the problem.
+        given: The found value; usually empty.
+        expected: A description of a correct value; usually empty.
+        do: The place to call it from instead.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
     Example:
         >>> import pa_trial
         >>> with pa_trial.init() as context:
         ...     try:
         ...         context.current_train_batch()  # before Trainer.fit
-        ...     except pa_trial.InternalException:
-        ...         print("not yet")
-        not yet
+        ...     except pa_trial.InternalException as error:
+        ...         print(error.do)
+        Call it from train_batch, or from a callback during training.
     """
 
 
 class InvalidCheckpointException(CheckpointError):
     """A checkpoint is damaged or belongs to another trial; nothing was loaded from it.
 
-    ``Trainer.fit`` and ``load_trial_from_checkpoint_path`` raise it; ``given`` names the checkpoint and the problem.
+    ``Trainer.fit`` raises it for ``latest_checkpoint`` and ``warm_start``, and ``load_trial_from_checkpoint_path`` for
+    its path. It is a ``pa_checkpoint.CheckpointError``, so a ``RuntimeError`` and not a ``ValueError``. Pass an intact
+    checkpoint of the same trial: ``context.get_latest_checkpoint()`` returns the newest intact checkpoint of a folder.
+    If there is no checkpoint at all, ``CheckpointNotFound`` or ``NoCheckpointError`` is raised instead.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The path of the checkpoint and the details, for example the damaged file.
+        expected: A description of a correct checkpoint; often empty.
+        do: The action that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
 
     Example:
         >>> import pa_trial
@@ -63,6 +115,20 @@ class InvalidCheckpointException(CheckpointError):
 class CheckpointNotFound(CheckpointNotFoundError):
     """No checkpoint has the name or the path that was passed to ``Trainer.fit``.
 
+    ``Trainer.fit`` raises it for ``latest_checkpoint`` and ``warm_start``, before it trains. It is a
+    ``pa_checkpoint.CheckpointNotFoundError`` and so a ``FileNotFoundError``. Pass a name from the folder of
+    ``init(checkpoint_dir=...)``, the path of a checkpoint, or None to begin a new training. If there is a checkpoint
+    but it cannot be used, ``InvalidCheckpointException`` is raised instead.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The name or path that was passed.
+        expected: A description of a correct name or path.
+        do: The action that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
     Example:
         >>> import pa_trial
         >>> def resume(trainer, uuid):
@@ -76,6 +142,19 @@ class CheckpointNotFound(CheckpointNotFoundError):
 class NoCheckpointError(CheckpointNotFound, AssertionError):
     """The folder passed to ``load_trial_from_checkpoint_path`` has none of the files of a checkpoint.
 
+    Only that function raises it; ``Trainer.fit`` raises its base class ``CheckpointNotFound``. It is an
+    ``AssertionError`` as well, so ``except`` clauses of scripts for Determined still catch it. Pass the folder of a
+    checkpoint: a subfolder of ``init(checkpoint_dir=...)`` with the name of a checkpoint.
+
+    Args:
+        problem: A sentence that names the problem.
+        given: The path that was passed, and whether it exists.
+        expected: A description of a correct path.
+        do: The action that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
     Example:
         >>> import pa_trial
         >>> try:
@@ -87,25 +166,106 @@ class NoCheckpointError(CheckpointNotFound, AssertionError):
 
 
 class CheckFailedError(ExplainedError, ValueError):
-    """Metrics have different names in some batches or on some processes; ``Trainer.fit`` raises it.
+    """Metrics have different names in some batches or on some processes.
 
-    Return the same keys from ``train_batch``, and from ``evaluate_batch``, for each batch.
+    ``Trainer.fit`` raises it at the end of a workload (the batches between two reports, validations or checkpoints) or
+    in a validation. It is a ``ValueError``. Return the same keys from ``train_batch`` for each batch, and the same keys
+    from ``evaluate_batch``. If ``train_batch`` has no value for a metric in a batch, return None for it.
+
+    Args:
+        problem: A sentence that names the method.
+        given: The names of the metrics in both places.
+        expected: Empty: the problem describes it.
+        do: The change that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
+    Example:
+        >>> import pa_trial
+        >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
+        ...     metrics = {"loss": self.update(batch)}
+        ...     if batch_idx % 100 == 0:
+        ...         metrics["norm"] = self.norm()  # fit raises CheckFailedError: only some batches have it
+        ...     return metrics
+        >>> def train(trainer):
+        ...     try:
+        ...         trainer.fit(max_length=pa_trial.Epoch(1))
+        ...     except pa_trial.CheckFailedError as error:
+        ...         print(error.given)
     """
 
 
 class NoMetricsError(ArgumentTypeError, AttributeError):
-    """A method of a trial returned a value without metrics, such as None; ``Trainer.fit`` raises it.
+    """A method of a trial returned a value without metrics, such as None.
 
-    It is an ``AttributeError`` too, as in Determined.
+    ``Trainer.fit`` raises it after ``train_batch``, ``evaluate_batch`` or ``evaluate_full_dataset``. It is a
+    ``TypeError``, and an ``AttributeError`` too, as in Determined. Add the missing ``return``: a dictionary of metrics
+    by name, or from ``train_batch`` also the loss alone, a tensor.
+
+    Args:
+        problem: A sentence that names the method and the type of its return value.
+        given: Empty: the problem names it.
+        expected: Empty: ``do`` describes it.
+        do: The change that solves the problem.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
+    Example:
+        >>> import pa_trial
+        >>> def train(trainer):
+        ...     try:
+        ...         trainer.fit(max_length=pa_trial.Epoch(1))
+        ...     except pa_trial.NoMetricsError as error:
+        ...         print(error.problem)  # such as: train_batch returned no metrics, but None.
     """
 
 
 class EmptyLoaderError(ConfigurationError, RuntimeError):
-    """A data loader of the trial has no batches, so nothing could be trained; ``Trainer.fit`` raises it."""
+    """A data loader of the trial has no batches, so nothing could be trained or validated.
+
+    ``Trainer.fit`` raises it for the training loader before it trains, or in an epoch whose sampler yields nothing, and
+    for the validation loader in a validation. It is a ``ValueError`` and a ``RuntimeError``. Common causes are a wrong
+    path, ``drop_last=True`` with few samples, and an iterator, which can be used only once.
+
+    Args:
+        problem: A sentence that names the loader.
+        given: The class of the loader, and how it is empty.
+        expected: Empty: the problem describes it.
+        do: The things to check.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
+    Example:
+        >>> import pa_trial
+        >>> def train(trainer):
+        ...     try:
+        ...         trainer.fit(max_length=pa_trial.Epoch(1))
+        ...     except pa_trial.EmptyLoaderError as error:
+        ...         raise SystemExit(f"There are no samples. {error.do}")
+    """
 
 
 class UsageError(ArgumentTypeError, AssertionError):
-    """An argument, or the return value of a method of the trial, has the wrong type.
+    """An argument has the wrong type, or a method of the trial returned a value of the wrong type.
+
+    These calls raise it: ``context.set_stop_requested``, ``context.set_enable_tensorboard_logging`` and ``Trainer.fit``
+    for a value that is not a bool; ``context.wrap_reducer`` for something that cannot reduce, or that was wrapped
+    already; ``Trainer.fit`` if ``build_callbacks`` returns no dictionary of callbacks or a loader method returns no
+    loader; and ``DistributedContext`` on several machines without ``chief_ip``. It is a ``TypeError``, and an
+    ``AssertionError`` too, so ``except`` clauses of scripts for Determined still catch it. Pass or return a value of
+    the type that the message names.
+
+    Args:
+        problem: A sentence that names the argument or the method, and the value.
+        given: The found value; empty if the problem names it.
+        expected: A description of a correct value; usually empty, because the problem describes it.
+        do: The change that solves the problem; empty if the problem says everything.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
 
     Example:
         >>> import pa_trial
@@ -119,21 +279,43 @@ class UsageError(ArgumentTypeError, AssertionError):
 
 
 class MetricReducerError(UsageError, ValueError):
-    """A metric reducer failed, or returned a value that cannot be a metric; ``Trainer.fit`` raises it.
+    """A metric reducer failed, or returned a value that does not fit its name.
 
-    The error of a reducer that failed is its ``__cause__``.
+    ``Trainer.fit`` raises it at the end of a training workload or a validation. The error that a method of the reducer
+    raised is its ``__cause__``. Without a cause, ``cross_slot_reduce`` returned a dictionary although the reducer was
+    wrapped with a name, or no dictionary although it was wrapped without a name. It is a ``UsageError``, so a
+    ``TypeError``, and a ``ValueError`` too.
+
+    Args:
+        problem: A sentence that names the reducer, its method and the error.
+        given: The returned value; empty if a method failed.
+        expected: Empty: the problem describes it.
+        do: The change that solves the problem; empty if a method failed.
+
+    Attributes:
+        problem: As passed, like ``given``, ``expected`` and ``do``.
+
+    Example:
+        >>> import pa_trial
+        >>> def train(trainer):
+        ...     try:
+        ...         trainer.fit(max_length=pa_trial.Epoch(1))
+        ...     except pa_trial.MetricReducerError as error:
+        ...         print(error.problem, "caused by", repr(error.__cause__))
     """
 
 
 class InvalidHP(Exception):  # the documented name
-    """Raised by a trial whose hyperparameters cannot work; the program then exits cleanly with status 0.
+    """Raise this in a trial whose hyperparameters cannot work; the program then exits cleanly with status 0.
 
     Raise it in ``__init__`` or any other method of the trial, within the ``with`` block of ``init``, which turns it
-    into ``SystemExit(0)``: to a search over hyperparameters, the trial has ended, not failed. If it is raised in the
-    course of training, ``fit`` saves a checkpoint first, unless the last checkpoint is current.
+    into ``SystemExit(0)``. To a search over hyperparameters, the trial has then ended, and not failed. If it is raised
+    in the course of training, ``fit`` saves a checkpoint first, unless the last checkpoint is current. It is a plain
+    ``Exception``: pass a message, which is logged as a warning. ``InvalidExperimentException`` is what the library
+    raises for a script that cannot work.
 
-    On several processes, raise it on all of them, which a condition on the hyperparameters does. A process that raises
-    it alone ends without a checkpoint, which needs all processes, and the others are ended by the launcher.
+    On several processes, raise it on all of them; a condition on the hyperparameters alone does so. If a single process
+    raises it, that process ends without a checkpoint, which needs all processes, and the launcher ends the others.
 
     Example:
         >>> import pa_trial

@@ -17,14 +17,19 @@ class _Parent(Protocol):
 
 
 class PyTorchExperimentalContext(WrapsReducers):
-    """Options for custom data and mixed precision, reached as ``context.experimental``.
+    """Options for custom data and mixed precision, which Determined calls experimental.
+
+    Every context has an instance as ``context.experimental``; you never construct it. Call its methods in ``__init__``
+    of the trial.
 
     Args:
         parent: The context that it belongs to.
 
     Attributes:
-        moves_batches: Whether batches are moved to the device before a trial gets them.
-        checks_reproducibility: Whether loaders must come from this package.
+        moves_batches: Whether batches are moved to the device before a trial gets them; True until
+            ``disable_auto_to_device``.
+        checks_reproducibility: Whether loaders must be a ``pa_trial.DataLoader``; True until
+            ``disable_dataset_reproducibility_checks``.
 
     Example:
         >>> import pa_trial
@@ -40,26 +45,38 @@ class PyTorchExperimentalContext(WrapsReducers):
         self.checks_reproducibility: bool = True
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader puts them; move them yourself with ``context.to_device``.
+        """Leave batches where the loader puts them, usually on the CPU.
 
-        Call it in ``__init__`` of the trial, for example to move only a part of each batch.
+        Call it in ``__init__`` of the trial, for example to move only a part of each batch, and move batches yourself
+        with ``context.to_device``. The example of `PyTorchExperimentalContext` calls it.
         """
         self.moves_batches = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders of torch, for example of an ``IterableDataset``; call it in ``__init__`` of the trial.
+        """Allow loaders of torch, for example of an ``IterableDataset``.
 
-        They are not sharded over processes, and a resumed training does not skip samples that it has seen.
+        Call it in ``__init__`` of the trial. Loaders of torch are not divided among the processes, and a resumed
+        training does not skip samples that it has seen: you have to do both. Without this call, ``fit`` raises an error
+        for such loaders.
+
+        Example:
+            >>> import torch
+            >>> def __init__(self, context):  # of a trial
+            ...     context.experimental.disable_dataset_reproducibility_checks()
+            >>> def build_training_data_loader(self):
+            ...     return torch.utils.data.DataLoader(self.stream, batch_size=32)
         """
         self.checks_reproducibility = False
 
     def use_amp(self) -> None:
-        """Compute forward passes in mixed precision, and scale losses and gradients if that is needed.
+        """Compute forward passes in float16 mixed precision, and scale losses and gradients.
 
-        Call it in ``__init__`` of the trial, before models are wrapped, and without ``wrap_scaler``. It uses float16 on
-        a CUDA device; on others it has no effect, with a warning.
+        Call it in ``__init__`` of the trial, before models are wrapped, and without ``wrap_scaler``; then call
+        ``backward`` and ``step_optimizer`` as usual. It uses float16 on a CUDA device. On other devices it has no
+        effect, with a warning. For bfloat16, enter ``torch.autocast`` in ``train_batch`` yourself.
 
         Raises:
+            InternalException: The ``with`` block of ``init`` has ended.
             InvalidExperimentException: A model is wrapped already, or there is a scaler.
 
         Example:

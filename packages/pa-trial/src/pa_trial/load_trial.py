@@ -39,37 +39,61 @@ def load_trial_from_checkpoint_path(
 ) -> _TrialT:
     """Rebuild the trial of a checkpoint with its trained weights, to evaluate or export its models.
 
-    Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
+    Its context has the hyperparameters and the experiment configuration of the training, and cannot train. Models stay
     on the device where the trial creates them, usually the CPU. To continue a training, pass ``latest_checkpoint`` to
-    ``Trainer.fit``.
+    ``Trainer.fit`` instead; to start another training from the weights, pass ``warm_start``.
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.
-        trial_class: The class of the trial. By default it is imported under its name in the checkpoint. If there is no
+        trial_class: The class of the trial. By default, it is imported under its name in the checkpoint. If there is no
             such module, it is imported from the folder ``code`` of a Determined checkpoint, which runs that code.
-        trial_kwargs: The arguments of its constructor in addition to the context.
-        torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``.
-        hparams: Hyperparameters that replace the saved hyperparameters; Determined has not always saved them.
-        trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names. Otherwise
-            tensors, numbers, strings and numpy's arrays are loaded, and anything else raises an error.
+        trial_kwargs: The arguments of its constructor in addition to the context; by default none.
+        torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``; by default none.
+        hparams: Hyperparameters that replace the saved hyperparameters, for example because Determined has not saved
+            them. The default, None, uses the saved hyperparameters.
+        trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names. With the
+            default, False, tensors, numbers, strings and NumPy arrays are loaded, and anything else raises an error.
         kwargs: Deprecated: pass ``torch_load_kwargs``.
 
     Returns:
-        The trial.
+        The trial, an instance of ``trial_class``.
 
     Raises:
         NoCheckpointError: There is no checkpoint.
         InvalidCheckpointException: It is damaged, or its weights belong to other models.
         ConfigurationError: The class cannot be imported under its name, or arguments of ``torch.load`` were passed in
-            both ways.
+            both ways. The error is also a ``ValueError``.
 
     Example:
-        >>> load_trial_from_checkpoint_path("no/such/folder")
-        Traceback (most recent call last):
+        >>> import tempfile
+        >>> import torch
+        >>> import pa_trial
+        >>> class Zeros(pa_trial.PyTorchTrial[torch.Tensor]):
+        ...     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        ...         self.context = context
+        ...         self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        ...         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
         ...
-        pa_trial.errors.NoCheckpointError: There is no checkpoint of a trial in this folder.
-          given:    no/such/folder, which does not exist
-          ...
+        ...     def build_training_data_loader(self) -> pa_trial.DataLoader:
+        ...         return pa_trial.DataLoader(torch.ones(4, 1), batch_size=4)
+        ...
+        ...     build_validation_data_loader = build_training_data_loader
+        ...
+        ...     def train_batch(self, batch: torch.Tensor, epoch_idx: int, batch_idx: int) -> torch.Tensor:
+        ...         loss = self.model(batch).square().mean()
+        ...         self.context.backward(loss)
+        ...         self.context.step_optimizer(self.optimizer)
+        ...         return loss
+        ...
+        ...     def evaluate_batch(self, batch: torch.Tensor, batch_idx: int) -> pa_trial.Metrics:
+        ...         return {"loss": self.model(batch).square().mean()}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with pa_trial.init(checkpoint_dir=folder, metric="loss") as context:
+        ...         pa_trial.Trainer(Zeros(context), context).fit(test_mode=True)
+        ...         path = f"{folder}/{context.get_latest_checkpoint()}"
+        ...     trial = pa_trial.load_trial_from_checkpoint_path(path, trial_class=Zeros)
+        >>> trial.model
+        Linear(in_features=1, out_features=1, bias=True)
     """
     folder = Path(path)
     options = _options_of_load(torch_load_kwargs, kwargs)

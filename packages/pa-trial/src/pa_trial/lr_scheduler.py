@@ -13,15 +13,17 @@ from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 
 
 class LRScheduler:
-    """A scheduler of learning rates with the period of its steps.
+    """A learning rate scheduler together with the times at which it steps.
 
-    ``context.wrap_lr_scheduler`` makes it and keeps it in ``context.lr_schedulers``. Trials need only its
-    ``StepMode``, and keep using the scheduler that they passed.
+    Trials need only its ``StepMode``, for ``context.wrap_lr_scheduler``. That method makes an ``LRScheduler`` and keeps
+    it in ``context.lr_schedulers``; your trial keeps using the scheduler that it passed. Construct one only to look at
+    a schedule.
 
     Args:
-        scheduler: A scheduler of torch, or an object with the same methods.
+        scheduler: A scheduler of torch, or an object with its methods ``step``, ``get_last_lr``, ``state_dict`` and
+            ``load_state_dict``.
         step_mode: When it steps, a member of ``LRScheduler.StepMode``.
-        frequency: With n, it steps after every n-th epoch, batch or optimizer step.
+        frequency: With n, it steps after every n-th epoch, batch or optimizer step. The default, 1, steps after each.
 
     Attributes:
         scheduler: As passed.
@@ -29,12 +31,13 @@ class LRScheduler:
         frequency: As passed.
 
     Raises:
-        ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
-        InvalidExperimentException: The frequency is less than 1, or a ``ReduceLROnPlateau``, which needs a metric, is
-            not stepped manually.
+        ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``. The error is also a ``TypeError``.
+        InvalidExperimentException: The frequency is less than 1, or a ``ReduceLROnPlateau``, which needs a metric, has
+            a mode other than ``MANUAL_STEP``.
 
     Example:
         >>> import torch
+        >>> from pa_trial import LRScheduler
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         >>> halving = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
         >>> scheduler = LRScheduler(halving, LRScheduler.StepMode.STEP_EVERY_EPOCH)
@@ -45,13 +48,13 @@ class LRScheduler:
     """
 
     class StepMode(Enum):
-        """When a scheduler steps.
+        """When a scheduler steps; pass a member to ``context.wrap_lr_scheduler``, whose docstring has an example.
 
         Attributes:
             STEP_EVERY_EPOCH: After every n-th epoch, with n the frequency.
-            STEP_EVERY_BATCH: After every n-th batch. If gradients are aggregated, it makes up for the batches of a
-                group when the optimizer steps.
-            MANUAL_STEP: Never automatically: ``train_batch`` steps it.
+            STEP_EVERY_BATCH: After every n-th batch. If gradients are aggregated over several batches, the steps for
+                all these batches are made when the optimizer steps.
+            MANUAL_STEP: Never automatically. Call ``step`` of your scheduler, for example in ``train_batch``.
             STEP_EVERY_OPTIMIZER_STEP: After every n-th step of the optimizer.
         """
 
@@ -67,42 +70,61 @@ class LRScheduler:
         self.frequency = frequency
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler, as torch's ``step`` does; the training calls it by ``step_mode``.
+        """Step the scheduler, as torch's ``step`` does.
+
+        ``fit`` calls it as often as ``steps_due`` returns, so you need not call it. With ``MANUAL_STEP``, call ``step``
+        of the scheduler that you passed. The example of `LRScheduler` calls it.
 
         Args:
-            args: The arguments of its ``step``, such as the metric of a ``ReduceLROnPlateau``.
-            kwargs: The same by name.
+            args: Positional arguments of the scheduler's ``step``, such as the metric of a ``ReduceLROnPlateau``.
+            kwargs: Keyword arguments of the scheduler's ``step``.
         """
         self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> Sequence[Any]:
-        """Return the learning rates that the last step set, in the order of the parameter groups."""
+        """Return the learning rates that the last step set, for example to log them.
+
+        Before the first step, these are the initial rates. The example of `LRScheduler` calls it.
+
+        Returns:
+            A float for each parameter group of the optimizer, in their order.
+        """
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scheduler."""
+        """Return the state of the scheduler, as its own ``state_dict`` does.
+
+        ``fit`` calls it when it saves a checkpoint; you need not call it yourself.
+        """
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the return value of ``state_dict``.
+        """Restore the state that ``state_dict`` returned, as the scheduler's own ``load_state_dict`` does.
+
+        ``fit`` calls it when it resumes from a checkpoint; you need not call it yourself.
 
         Args:
-            state_dict: The state.
+            state_dict: The state of a scheduler of the same class.
         """
         self.scheduler.load_state_dict(state_dict)
 
     def steps_due(self, batch_idx: int, aggregation_frequency: int, epoch_length: int) -> int:
-        """Return the number of steps of the scheduler after a batch; 0 after batches at which optimizers do not step.
+        """Return the number of steps that the scheduler makes after a batch.
 
-        The training calls it after each batch, and ``step`` as often; call it to look at a schedule.
+        ``fit`` calls it after each batch, and then ``step`` as often. Call it yourself to look at a schedule without
+        training.
 
         Args:
             batch_idx: The index of the batch, counted from 0 over the whole training.
             aggregation_frequency: With n, optimizers step after every n-th batch.
             epoch_length: The number of batches of an epoch.
 
+        Returns:
+            The number of steps; 0 after batches at which optimizers do not step, and with ``MANUAL_STEP``.
+
         Example:
             >>> import torch
+            >>> from pa_trial import LRScheduler
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
             >>> step_lr = torch.optim.lr_scheduler.StepLR(optimizer, 3)
             >>> scheduler = LRScheduler(step_lr, LRScheduler.StepMode.STEP_EVERY_BATCH)

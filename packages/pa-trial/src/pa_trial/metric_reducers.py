@@ -22,19 +22,26 @@ _MISSING = object()
 
 
 class CallableReducer(MetricReducer):
-    """Collects values, and passes the values of all processes to a function when the workload ends.
+    """Collects values, and passes the values of all processes to a function when a workload or a validation ends.
 
-    ``wrap_reducer`` returns it for a function. The function gets a flat list in the order in which a single process
-    would have seen the values, provided that ``update`` is called once a batch. Tensors in it are on the CPU.
+    ``context.wrap_reducer`` returns it for a function; you rarely construct it. Call ``update`` in ``train_batch`` or
+    ``evaluate_batch``. The function is passed a flat list in the order in which a single process would have seen the
+    values, provided that ``update`` is called once for each batch. Tensors in it are on the CPU. Derive from
+    ``MetricReducer`` instead if all values would take too much memory.
 
     Args:
-        function: Takes the list of all values; returns the metric, or metrics by name.
+        function: Takes the list of all values; returns the metric, or a dictionary of metrics by name if the reducer is
+            wrapped without a name.
+
+    Attributes:
+        function: As passed.
 
     Example:
+        >>> from pa_trial import CallableReducer
         >>> largest = CallableReducer(max)
         >>> largest.update(2)
         >>> largest.update(3)
-        >>> largest.cross_slot_reduce([largest.per_slot_reduce(), [5, 1]])
+        >>> largest.cross_slot_reduce([largest.per_slot_reduce(), [5, 1]])  # fit calls both, here for two processes
         5
     """
 
@@ -43,23 +50,53 @@ class CallableReducer(MetricReducer):
         self._values: list[Any] = []
 
     def update(self, value: Any) -> None:
-        """Add a value; call it in ``train_batch`` or ``evaluate_batch``, once a batch.
+        """Add a value; call it in ``train_batch`` or ``evaluate_batch``, once for each batch.
 
         Args:
-            value: Anything that can be pickled. A tensor is kept where it is until the workload ends.
+            value: Anything that can be pickled. A tensor is copied and stays on its device until the workload ends, so
+                adding it does not wait for a GPU.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init() as context:
+            ...     worst = context.wrap_reducer(max, name="worst_loss", for_training=False)  # in __init__ of the trial
+            ...     worst.update(0.5)  # in evaluate_batch
         """
         self._values.append(hold(value))
 
     @override
     def reset(self) -> None:
+        """Forget all collected values.
+
+        ``fit`` calls it before each training workload and each validation; you need not call it yourself.
+        """
         self._values = []
 
     @override
     def per_slot_reduce(self) -> list[Any]:
+        """Return the collected values of this process, with tensors on the CPU.
+
+        ``fit`` calls it on each process at the end of a training workload or a validation; you need not call it
+        yourself.
+
+        Returns:
+            A list of the values, in the order of the ``update`` calls.
+        """
         return cast("list[Any]", to_host(self._values))
 
     @override
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        """Return the result of the function for the values of all processes.
+
+        ``fit`` calls it on each process after ``per_slot_reduce``; you need not call it yourself.
+
+        Args:
+            per_slot_metrics: The values of each process, in the order of the ranks. The function is passed them in
+                turn: the first value of each process, then the second value of each, and so on.
+
+        Returns:
+            The metric that the function returns, or a dictionary of metrics by name.
+        """
         interleaved = chain.from_iterable(zip_longest(*per_slot_metrics, fillvalue=_MISSING))
         return self.function([value for value in interleaved if value is not _MISSING])
 
@@ -172,21 +209,26 @@ class WrapsReducers(ABC):
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Register a metric reducer, whose values are added to the metrics at the end of a workload.
+        """Register a metric reducer, whose result is added to the metrics at the end of a workload or a validation.
 
         Call it in ``__init__`` of the trial, for a metric that is more than the mean of its batches, such as an F1
-        score. Then call ``update`` of the returned reducer in ``train_batch`` or ``evaluate_batch``.
+        score. Then collect values in ``train_batch`` or ``evaluate_batch``: for a function, call ``update`` of the
+        returned reducer; for your ``MetricReducer``, call its method.
 
         Args:
-            reducer: The reducer, or a function of the list of all values that were collected.
-            name: The name of its metric; None for a reducer that returns a dictionary of metrics.
-            for_training: Whether it takes part in training workloads.
-            for_validation: Whether it takes part in validations.
+            reducer: An instance of a class that derives from ``MetricReducer``, or a function of the list of all values
+                that were collected on all processes.
+            name: The name of its metric. The default, None, is for a reducer that returns a dictionary of metrics by
+                name.
+            for_training: Whether its result is added to the training metrics, by default True.
+            for_validation: Whether its result is added to the validation metrics, by default True. Pass False for one
+                of both if you only collect values in one of ``train_batch`` and ``evaluate_batch``.
 
         Returns:
             The same reducer; for a function, a ``CallableReducer`` with the method ``update(value)``.
 
         Raises:
+            InternalException: The ``with`` block of ``init`` has ended.
             UsageError: ``reducer`` is a class or not callable, is wrapped already, or the name is not a string.
 
         Example:

@@ -8,14 +8,22 @@ from typing import Any
 
 
 class Reducer(Enum):
-    """How a metric of ``evaluate_batch`` is reduced over all batches and elements; ``evaluation_reducer`` returns it.
+    """How a metric of ``evaluate_batch`` is reduced over all batches and processes of a validation.
 
-    ``AVG`` is the mean over the batches, in which a short last batch counts as much as any other, unless
-    ``fit(weigh_by_records=True)``. ``SUM``, ``MAX`` and ``MIN`` are over all batches of all processes. For other
-    reductions, derive from ``MetricReducer``.
+    Return it from ``evaluation_reducer`` of the trial, alone or by the name of each metric. A metric that is an array
+    is reduced over its elements too. For other reductions, derive from ``MetricReducer``.
+
+    Attributes:
+        AVG: The mean over the numbers of all batches. If a batch returns a single number, a short last batch counts as
+            much as any other batch, unless ``fit(weigh_by_records=True)`` weights each batch by its number of records.
+            AVG is the default of a trial.
+        SUM: The sum over all batches of all processes.
+        MAX: The maximum over all batches of all processes.
+        MIN: The minimum over all batches of all processes.
 
     Example:
-        >>> def evaluation_reducer() -> dict[str, Reducer]:
+        >>> from pa_trial import Reducer
+        >>> def evaluation_reducer(self):  # a method of a trial
         ...     return {"loss": Reducer.AVG, "num_errors": Reducer.SUM, "worst": Reducer.MAX}
     """
 
@@ -26,13 +34,17 @@ class Reducer(Enum):
 
 
 class MetricReducer(ABC):
-    """A metric that is more than the mean of its batches; derive from it and register it with ``context.wrap_reducer``.
+    """The base class of metrics that are more than the mean of their batches, such as an F1 score.
 
-    Collect values in a custom method that you call from ``train_batch`` or ``evaluate_batch``. At the end of
-    the workload, ``per_slot_reduce`` is called on each process, and ``cross_slot_reduce`` on each process with the
-    values that all of them returned.
+    Derive from it, and register an instance with ``context.wrap_reducer`` in ``__init__`` of the trial. Collect values
+    in a method that you add, and that you call from ``train_batch`` or ``evaluate_batch``. At the end of a training
+    workload (the batches between two reports, validations or checkpoints) or of a validation, ``per_slot_reduce`` is
+    called on each process, and then ``cross_slot_reduce`` on each process with the values that all processes returned.
+    For a function of all collected values, pass the function to ``wrap_reducer`` instead; for a mean, sum, maximum or
+    minimum, use ``Reducer``.
 
     Example:
+        >>> from pa_trial import MetricReducer
         >>> class Accuracy(MetricReducer):
         ...     def __init__(self) -> None:
         ...         self.reset()
@@ -46,27 +58,43 @@ class MetricReducer(ABC):
         ...     def cross_slot_reduce(self, per_slot_metrics: list[tuple[int, int]]) -> float:
         ...         correct, total = zip(*per_slot_metrics)
         ...         return sum(correct) / sum(total)
-        >>> accuracy = Accuracy()
+        >>> accuracy = Accuracy()  # in a trial: self.accuracy = context.wrap_reducer(Accuracy(), name="accuracy")
         >>> accuracy.update(correct=3, total=4)
-        >>> accuracy.cross_slot_reduce([accuracy.per_slot_reduce(), (1, 4)])
+        >>> accuracy.cross_slot_reduce([accuracy.per_slot_reduce(), (1, 4)])  # fit calls both, here for two processes
         0.5
     """
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget all values; ``fit`` calls it before each training workload and each validation."""
+        """Forget all collected values.
+
+        Implement it in your reducer. ``fit`` calls it on each process before each training workload and each
+        validation. The example of `MetricReducer` implements it.
+        """
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Return the contribution of this process, which can be any picklable value. Tensors are moved to the CPU."""
+        """Return the contribution of this process to the metric.
+
+        Implement it in your reducer. ``fit`` calls it on each process at the end of a training workload or a
+        validation, before ``cross_slot_reduce``. The example of `MetricReducer` implements it.
+
+        Returns:
+            Any value that can be pickled, usually a small summary such as counts. Tensors in it are moved to the CPU.
+        """
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Return the metric, or metrics by name if the reducer was wrapped without a name.
+        """Return the metric, computed from the contributions of all processes.
+
+        Implement it in your reducer. ``fit`` calls it on each process with the same argument, after
+        ``per_slot_reduce``. An error in it ends the training with a ``MetricReducerError``. The example of
+        `MetricReducer` implements it.
 
         Args:
             per_slot_metrics: The return values of ``per_slot_reduce`` on all processes, in the order of the ranks.
 
         Returns:
-            A number, an array of numbers, or a dictionary of them; the same on all processes.
+            The metric, if the reducer was wrapped with a name: a number or an array of numbers. Otherwise a dictionary
+            of metrics by name. It has to be the same on all processes.
         """

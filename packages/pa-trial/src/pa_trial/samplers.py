@@ -56,13 +56,19 @@ class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
 class RepeatSampler(_SamplerAdaptor[_ItemT]):
     """Iterates over a sampler again and again, without end, for a loop that counts batches instead of epochs.
 
-    It has the same length as the sampler. A sampler that yields nothing is not repeated.
+    Use it in a ``DataLoader`` of torch, between shuffling and sharding; ``pa_trial.DataLoader`` repeats its batches
+    itself. ``RepeatBatchSampler`` does the same for batches. ``len()`` of it is the length of the sampler, that is, of
+    an epoch. A sampler that yields nothing is not repeated.
 
     Args:
-        sampler: The sampler to repeat.
+        sampler: The sampler to repeat: any iterable of indices that can be iterated over again.
+
+    Attributes:
+        sampler: As passed.
 
     Example:
         >>> from itertools import islice
+        >>> from pa_trial.samplers import RepeatSampler
         >>> list(islice(RepeatSampler([0, 1, 2]), 7))
         [0, 1, 2, 0, 1, 2, 0]
     """
@@ -80,13 +86,19 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
     """Iterates over a batch sampler again and again, without end, for a loop that counts batches instead of epochs.
 
-    It has the same length as the batch sampler. A batch sampler that yields nothing is not repeated.
+    Pass it to a ``DataLoader`` of torch as ``batch_sampler``; ``pa_trial.DataLoader`` repeats its batches itself.
+    ``RepeatSampler`` does the same for single indices. ``len()`` of it is the number of batches of an epoch. A batch
+    sampler that yields nothing is not repeated.
 
     Args:
-        batch_sampler: The sampler to repeat.
+        batch_sampler: The batch sampler to repeat: any iterable of lists of indices that can be iterated over again.
+
+    Attributes:
+        batch_sampler: As passed. The batch sampler's ``sampler``, ``batch_size`` and ``drop_last`` are attributes too.
 
     Example:
         >>> from itertools import islice
+        >>> from pa_trial.samplers import RepeatBatchSampler
         >>> list(islice(RepeatBatchSampler([[0, 1], [2]]), 3))
         [[0, 1], [2], [0, 1]]
     """
@@ -95,15 +107,22 @@ class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
 class DistributedSampler(_SamplerAdaptor[_ItemT]):
     """Yields the share of a process: every ``num_workers``-th item, beginning with item number ``rank``.
 
-    ``pa_trial.DataLoader`` shards its samples itself; use this class for a loader of torch. Processes may get a
-    different number of items, unlike with torch's ``DistributedSampler``, which repeats some.
+    Use it for a ``DataLoader`` of torch; ``pa_trial.DataLoader`` shards its batches itself. ``DistributedBatchSampler``
+    shards whole batches. Processes may get a different number of items, unlike with torch's ``DistributedSampler``,
+    which repeats some. ``len()`` of it is the number of items of this process.
 
     Args:
         sampler: The sampler to shard. It has to yield the same items on all processes.
-        num_workers: The number of processes.
-        rank: The number of this process, from 0.
+        num_workers: The number of processes, ``context.distributed.size`` (not of loader workers).
+        rank: The number of this process, ``context.distributed.rank``, from 0 to ``num_workers - 1``.
+
+    Attributes:
+        sampler: As passed.
+        num_workers: As passed.
+        rank: As passed.
 
     Example:
+        >>> from pa_trial.samplers import DistributedSampler
         >>> list(DistributedSampler([0, 1, 2, 3, 4], num_workers=2, rank=1))
         [1, 3]
     """
@@ -125,17 +144,25 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
     """Yields the share of a process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
-    ``pa_trial.DataLoader`` shards its batches itself; use this class for a loader of torch.
+    Pass it to a ``DataLoader`` of torch as ``batch_sampler``; ``pa_trial.DataLoader`` shards its batches itself.
+    ``DistributedSampler`` shards single indices. Processes may get a different number of batches. ``len()`` of it is
+    the number of batches of this process.
 
     Args:
-        batch_sampler: The sampler to shard. It has to yield the same items on all processes.
-        num_workers: The number of processes.
-        rank: The number of this process, from 0.
+        batch_sampler: The batch sampler to shard. It has to yield the same batches on all processes.
+        num_workers: The number of processes, ``context.distributed.size`` (not of loader workers).
+        rank: The number of this process, ``context.distributed.rank``, from 0 to ``num_workers - 1``.
+
+    Attributes:
+        batch_sampler: As passed.
+        num_workers: As passed.
+        rank: As passed.
 
     Raises:
         ConfigurationError: There is no such process. The error is a ``ValueError`` too.
 
     Example:
+        >>> from pa_trial.samplers import DistributedBatchSampler
         >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
         [[0, 1], [4]]
     """
@@ -151,18 +178,25 @@ class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
 
 
 class SkipSampler(_SamplerAdaptor[_ItemT]):
-    """Leaves out the first items of each iteration, for the first epoch after a training is resumed.
+    """Leaves out the first items of each iteration, to resume within an epoch.
 
-    It has the same length as the sampler.
+    Use it for a ``DataLoader`` of torch, in the first epoch after a training is resumed; ``pa_trial.DataLoader`` skips
+    itself. ``SkipBatchSampler`` skips whole batches. ``len()`` of it is the length of the sampler, so that an epoch has
+    the same length after a training is resumed.
 
     Args:
         sampler: The sampler to iterate over.
-        skip: The number of items that are left out.
+        skip: The number of items that are left out, at least 0.
+
+    Attributes:
+        sampler: As passed.
+        skip: As passed.
 
     Raises:
-        ConfigurationError: ``skip`` is negative.
+        ConfigurationError: ``skip`` is negative. The error is a ``ValueError`` too.
 
     Example:
+        >>> from pa_trial.samplers import SkipSampler
         >>> list(SkipSampler([0, 1, 2], skip=2))
         [2]
     """
@@ -177,18 +211,25 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 
 
 class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
-    """Leaves out the first batches of each iteration, for the first epoch after a training is resumed.
+    """Leaves out the first batches of each iteration, to resume within an epoch.
 
-    It has the same length as the batch sampler, so that an epoch has the same length after a training is resumed.
+    Pass it to a ``DataLoader`` of torch as ``batch_sampler``, in the first epoch after a training is resumed;
+    ``pa_trial.DataLoader`` skips itself. ``SkipSampler`` skips single indices. ``len()`` of it is the length of the
+    batch sampler, so that an epoch has the same length after a training is resumed.
 
     Args:
-        batch_sampler: The sampler to iterate over.
-        skip: The number of batches that are left out.
+        batch_sampler: The batch sampler to iterate over.
+        skip: The number of batches that are left out, at least 0.
+
+    Attributes:
+        batch_sampler: As passed.
+        skip: As passed.
 
     Raises:
-        ConfigurationError: ``skip`` is negative.
+        ConfigurationError: ``skip`` is negative. The error is a ``ValueError`` too.
 
     Example:
+        >>> from pa_trial.samplers import SkipBatchSampler
         >>> list(SkipBatchSampler([[0, 1], [2]], skip=1))
         [[2]]
     """
@@ -199,13 +240,22 @@ class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
 
 
 class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
-    """Yields the items of a sampler in a random order, which is different in each iteration.
+    """Yields the items of a sampler in a random order, which is different in each iteration and the same in each run.
+
+    Use it for a ``DataLoader`` of torch, before sharding; with ``pa_trial.DataLoader``, pass ``shuffle=True`` instead.
+    ``ReproducibleShuffleBatchSampler`` shuffles whole batches. The global random number generators are not used. All
+    items are collected before the first is yielded. The order of an epoch depends on the number of iterations before
+    it, so iterate over the skipped epochs too when a training resumes.
 
     Args:
-        sampler: The sampler to shuffle.
-        seed: Decides the orders of all iterations; the same on all processes.
+        sampler: The sampler to shuffle; it must have an end.
+        seed: Decides the orders of all iterations, from 0 to 2**32 - 1. Pass the same seed on all processes.
+
+    Attributes:
+        sampler: As passed.
 
     Example:
+        >>> from pa_trial.samplers import ReproducibleShuffleSampler
         >>> shuffled = ReproducibleShuffleSampler(range(5), seed=7)
         >>> again = ReproducibleShuffleSampler(range(5), seed=7)
         >>> [list(shuffled), list(shuffled)] == [list(again), list(again)]
@@ -224,13 +274,22 @@ class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
 
 
 class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor, ReproducibleShuffleSampler[Any]):
-    """Yields the batches of a batch sampler in a random order, which is different in each iteration.
+    """Yields the batches of a batch sampler in a random order, different in each iteration and the same in each run.
+
+    Use it for a ``DataLoader`` of torch, before sharding, if batches must keep their samples; with
+    ``pa_trial.DataLoader``, pass ``shuffle=True`` instead. ``ReproducibleShuffleSampler`` shuffles single indices. The
+    global random number generators are not used. All batches are collected before the first is yielded. The order of an
+    epoch depends on the number of iterations before it.
 
     Args:
-        batch_sampler: The sampler to shuffle; each batch stays as it is.
-        seed: Decides the orders of all iterations; the same on all processes.
+        batch_sampler: The batch sampler to shuffle; each batch stays as it is. It must have an end.
+        seed: Decides the orders of all iterations, from 0 to 2**32 - 1. Pass the same seed on all processes.
+
+    Attributes:
+        batch_sampler: As passed.
 
     Example:
+        >>> from pa_trial.samplers import ReproducibleShuffleBatchSampler
         >>> shuffled = ReproducibleShuffleBatchSampler([[0, 1], [2, 3], [4]], seed=7)
         >>> sorted(shuffled)
         [[0, 1], [2, 3], [4]]

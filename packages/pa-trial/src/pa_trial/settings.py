@@ -123,8 +123,16 @@ class TellsSettings:
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters: the dictionary that was passed as ``init(hparams=...)``.
 
+        Call it in the trial, for example to log them all; ``get_hparam`` returns a single value.
+
         Raises:
-            ConfigurationError: No hyperparameters were passed.
+            ConfigurationError: No hyperparameters were passed. The error is also a ``ValueError``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(hparams={"lr": 0.1}) as context:
+            ...     context.get_hparams()
+            {'lr': 0.1}
         """
         if self._settings.hparams is None:
             raise ConfigurationError("There are no hyperparameters.", do="Pass them: init(hparams={...}).")
@@ -133,11 +141,24 @@ class TellsSettings:
     def get_hparam(self, name: str) -> Any:
         """Return the value of a hyperparameter, as it was passed in ``init(hparams=...)``.
 
+        Call it in the trial, usually in ``__init__``.
+
         Args:
-            name: Its name. For ``"global_batch_size"``, a logged warning names the methods to call instead.
+            name: Its name. For "global_batch_size", a logged warning recommends ``get_per_slot_batch_size`` and
+                ``get_global_batch_size`` instead.
+
+        Returns:
+            The value, of any type.
 
         Raises:
-            ConfigurationError: No hyperparameter has this name, or none were passed.
+            ConfigurationError: No hyperparameter has this name, or none were passed. The error is also a
+                ``ValueError``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(hparams={"lr": 0.1}) as context:
+            ...     context.get_hparam("lr")
+            0.1
         """
         hparams = self.get_hparams()
         if name not in hparams:
@@ -155,11 +176,11 @@ class TellsSettings:
     def get_experiment_config(self) -> dict[str, Any]:
         """Return the experiment configuration: the dictionary that was passed as ``init(exp_conf=...)``.
 
-        For Determined, it is the content of the YAML file of an experiment. Here it is any dictionary; ``init`` names
-        the entries that have an effect.
+        For Determined, it is the content of the YAML file of an experiment. Here it may be any dictionary; ``init``
+        lists the entries that have an effect.
 
         Raises:
-            ConfigurationError: No configuration was passed.
+            ConfigurationError: No configuration was passed. The error is also a ``ValueError``.
 
         Example:
             >>> import pa_trial
@@ -172,10 +193,21 @@ class TellsSettings:
         return self._settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the entry "data" of the experiment configuration; an empty dictionary if it has no such entry.
+        """Return the entry "data" of the experiment configuration that was passed as ``init(exp_conf=...)``.
+
+        Call it in the loader methods of a trial, for example for the folder of a dataset.
+
+        Returns:
+            The value of the entry, a dictionary; an empty dictionary if there is no such entry.
 
         Raises:
-            ConfigurationError: ``init`` was called without ``exp_conf``.
+            ConfigurationError: ``init`` was called without ``exp_conf``. The error is also a ``ValueError``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(exp_conf={"data": {"folder": "/data"}}) as context:
+            ...     context.get_data_config()["folder"]
+            '/data'
         """
         data = self.get_experiment_config().get("data")
         return {} if data is None else cast("dict[str, Any]", data)
@@ -184,10 +216,10 @@ class TellsSettings:
         """Return the number of samples in a batch of each process; pass it to the data loaders.
 
         It is ``per_device_batch_size`` of ``init``, or else the hyperparameter ``global_batch_size`` divided by the
-        number of processes, rounded down.
+        number of processes, rounded down. Determined calls a process a slot.
 
         Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+            ConfigurationError: The hyperparameters have no ``global_batch_size``. The error is also a ``ValueError``.
 
         Example:
             >>> import pa_trial
@@ -202,12 +234,20 @@ class TellsSettings:
         return size
 
     def get_global_batch_size(self) -> int:
-        """Return the number of samples in a batch of all processes; with ``samples_per_update``, in an update.
+        """Return the number of samples in a batch of all processes together; with ``samples_per_update``, in an update.
 
-        Use it to scale a learning rate, and ``get_per_slot_batch_size`` for data loaders.
+        Use it to scale a learning rate, and ``get_per_slot_batch_size`` for data loaders. Gradient aggregation does not
+        count: with ``aggregation_frequency``, an update has this many samples for each aggregated batch.
 
         Raises:
-            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+            ConfigurationError: The hyperparameters have no ``global_batch_size``. The error is also a ``ValueError``.
+
+        Example:
+            >>> import pa_trial
+            >>> with pa_trial.init(hparams={"global_batch_size": 32}) as context:
+            ...     lr = 0.1 * context.get_global_batch_size() / 256
+            >>> lr
+            0.0125
         """
         return self._run_settings.samples_per_update or self.get_per_slot_batch_size() * self._settings.num_slots
 

@@ -87,23 +87,25 @@ class DeviceMover:
 
 
 def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[type] | None = None) -> _DataT:
-    """Move data to a device; in a trial, ``context.to_device`` does the same for the device of the trial.
+    """Move data to a device, in any nesting of dicts, lists and tuples.
 
-    Dicts, lists and tuples are walked at any depth. Tensors are moved, NumPy arrays of numbers or truth values become
-    tensors there, and other objects are moved by their method ``to``. Everything else is not changed, with a warning
-    for each type.
+    In a trial, call ``context.to_device`` instead, which does the same for the device of the trial; batches of the
+    loaders are there already. Tensors are moved, NumPy arrays of numbers or truth values become tensors there, and
+    other objects are moved by their method ``to``. Everything else is not changed, with a warning for each type.
 
     Args:
         data: A batch, or a part of a batch.
-        device: The device to move it to.
-        warned_types: Types that need no further warning; types with a warning are added. By default each call
-            warns.
+        device: The device to move it to: a ``torch.device``, a name such as "cuda:0", or the index of a GPU.
+        warned_types: Types that need no further warning; the call adds types that it has warned about. Pass the same
+            set to each call, so that each type causes a single warning. By default each call warns.
 
     Returns:
         Data of the same structure; the same object if nothing has to be moved.
 
     Example:
         >>> import numpy as np
+        >>> import torch
+        >>> from pa_trial import to_device
         >>> to_device([torch.zeros(2), np.ones(2)], "cpu")
         [tensor([0., 0.]), tensor([1., 1.], dtype=torch.float64)]
     """

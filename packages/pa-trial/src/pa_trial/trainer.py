@@ -28,17 +28,21 @@ from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 class Trainer:
     """Trains a trial; create and use it within the ``with`` block of ``init``.
 
+    It is for subclasses of ``PyTorchTrial`` in the style of Determined; ``pa_core.Trainer`` trains a plain model.
+
     Args:
-        trial: The trial.
+        trial: The trial, an instance of a subclass of ``PyTorchTrial``.
         context: The context that the trial was created with.
 
     Raises:
-        ArgumentTypeError: ``context`` is not a ``PyTorchTrialContext``.
+        ArgumentTypeError: ``context`` is not a ``PyTorchTrialContext``. The error is also a ``TypeError``.
         InternalException: The ``with`` block of ``init`` has ended.
+        UnsupportedConfigurationError: The context has several processes, but they are not connected: start the script
+            with torchrun.
 
     Example:
         >>> import pa_trial
-        >>> def train(trial_class: type[PyTorchTrial]) -> None:
+        >>> def train(trial_class: type[pa_trial.PyTorchTrial]) -> None:
         ...     with pa_trial.init(hparams={"global_batch_size": 32}) as context:
         ...         trainer = pa_trial.Trainer(trial_class(context), context)
         ...         trainer.fit(max_length=pa_trial.Epoch(2), validation_period=pa_trial.Epoch(1))
@@ -57,13 +61,17 @@ class Trainer:
     def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
         """Ignore the settings of the profiler of Determined's platform, so that scripts for Determined run unchanged.
 
-        To profile with ``torch.profiler``, call ``context.set_profiler``.
+        Remove the call, or replace it: ``context.set_profiler`` profiles with ``torch.profiler``.
 
         Args:
             sync_timings: No effect.
-            enabled: No effect except for a warning.
+            enabled: No effect, except that True causes a warning.
             begin_on_batch: No effect.
             end_after_batch: No effect.
+
+        Example:
+            >>> def train(trainer):
+            ...     trainer.configure_profiler(sync_timings=True, enabled=False, begin_on_batch=0, end_after_batch=10)
         """
         del sync_timings, begin_on_batch, end_after_batch
         if enabled:
@@ -87,8 +95,9 @@ class Trainer:
     ) -> None:
         """Train, validate and save checkpoints until ``max_length`` is reached or a stop is requested.
 
-        Metrics are printed and, unless switched off, written for TensorBoard; callbacks get them. To resume after an
-        interruption, pass ``latest_checkpoint=context.get_latest_checkpoint()`` in the first start, too.
+        Metrics are printed and, unless switched off, written for TensorBoard; callbacks are passed them. To resume
+        after an interruption, always pass ``latest_checkpoint=context.get_latest_checkpoint()``, even in the first
+        start, in which there is no checkpoint yet. Every process calls ``fit`` with the same arguments.
 
         Args:
             checkpoint_period: When to save, in addition to ``checkpoint_policy``. A checkpoint always follows the last
@@ -96,30 +105,52 @@ class Trainer:
                 checkpoints.
             validation_period: When to validate. The default, None, uses ``min_validation_period`` of ``exp_conf``;
                 without it, there is only the validation after the last batch.
-            max_length: How long to train, counted from the beginning of the training even when it resumes.
+            max_length: How long to train, a ``Batch`` or an ``Epoch`` of an int, counted from the beginning of the
+                training even when it resumes. Required unless ``test_mode``.
             reporting_period: When to report training metrics; a validation or a checkpoint in between reports them too.
-                They are averages over the batches since the last report. The default is ``scheduling_unit`` of
-                ``exp_conf``, if it is there.
-            checkpoint_policy: Which validations are followed by a checkpoint: "best" for validations that beat all
-                previous validations in the metric that was passed to ``init``; "all"; or "none".
+                They are means over the batches since the last report. The default is ``scheduling_unit`` of
+                ``exp_conf``, or else 100 batches, often enough to follow a training and too rare to slow it down.
+            checkpoint_policy: Which validations are followed by a checkpoint. "best" (the default) stands for
+                validations that beat all previous validations in the metric that was passed to ``init``; without a
+                metric, each does. "all" stands for each validation, and "none" for none.
             latest_checkpoint: The checkpoint to continue from, by its uuid or its path;
-                ``context.get_latest_checkpoint()`` returns the newest. None starts from the beginning.
-            step_zero_validation: Whether to validate before the first batch.
+                ``context.get_latest_checkpoint()`` returns the newest. The default, None, starts from the beginning.
+            step_zero_validation: Whether to validate before the first batch; by default not.
             test_mode: Whether to run a smoke test: train and validate on a single batch and save a checkpoint.
-            profiling_enabled: No effect; call ``context.set_profiler`` to profile.
-            warm_start: A checkpoint whose weights to start from if there is no checkpoint to continue from.
+            profiling_enabled: No effect, except that True causes a warning; call ``context.set_profiler`` to profile.
+            warm_start: A checkpoint whose weights to start from if ``latest_checkpoint`` is None; the default, None,
+                starts from the weights of the trial.
             weigh_by_records: Whether ``Reducer.AVG`` weights each batch by its number of records, so that the result of
-                a validation does not depend on the number of processes. By default all batches count the same.
-            trust_pickle: Whether callbacks may save objects of any kind, and checkpoints with such objects, as
-                Determined may have written them, are loaded. The author of such a checkpoint can run any code in this
-                process.
+                a validation does not depend on the number of processes. By default, all batches count the same, as in
+                Determined.
+            trust_pickle: Whether callbacks may save objects of any kind, and whether checkpoints with such objects are
+                loaded, as Determined may have written them. The author of such a checkpoint can run any code in this
+                process, so the default is False.
 
         Raises:
             ArgumentTypeError: The trial, or an argument, is of the wrong type.
-            ConfigurationError: A value is missing or cannot work, such as ``max_length=None``.
-            InvalidExperimentException: The trial is incomplete, for example has no model.
+            CheckFailedError: Metrics have different names in some batches or on some processes.
             CheckpointNotFound: There is no such checkpoint.
+            ConfigurationError: A value is missing or cannot work, such as ``max_length=None``.
+            EmptyLoaderError: A loader has no batches.
+            InternalException: ``fit`` is already running, or the ``with`` block of ``init`` has ended.
+            InvalidCheckpointException: The checkpoint is damaged, or does not fit the trial.
+            InvalidExperimentException: The trial is incomplete, for example has no model.
+            MetricReducerError: A metric reducer failed.
+            NoMetricsError: A method of the trial returned no metrics.
             RanksDifferError: The processes passed different arguments.
+            UsageError: ``build_callbacks`` or a loader method returned a value of the wrong type.
+
+        Example:
+            >>> import tempfile
+            >>> import pa_trial
+            >>> def train(trial_class: type[pa_trial.PyTorchTrial], folder: str) -> None:
+            ...     with pa_trial.init(seed=0, metric="loss", checkpoint_dir=folder) as context:
+            ...         pa_trial.Trainer(trial_class(context), context).fit(
+            ...             max_length=pa_trial.Epoch(10),
+            ...             validation_period=pa_trial.Epoch(1),
+            ...             latest_checkpoint=context.get_latest_checkpoint(),  # None in the first start
+            ...         )
         """
         parts = _parts_of(self._context)
         if parts.stage:

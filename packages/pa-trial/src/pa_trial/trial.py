@@ -18,11 +18,16 @@ from pa_trial.types import BatchT, Metrics, TrainingMetrics
 class PyTorchTrial(ABC, Generic[BatchT]):
     """The base class of trials: derive from it to define models, optimizers, data, and the training step.
 
-    Create models, optimizers and schedulers in ``__init__``, and wrap them with the context. Methods are called with
-    keyword arguments, so keep the names of their parameters.
+    Create models, optimizers and schedulers in ``__init__``, and wrap them with the context. Implement ``train_batch``,
+    the two loader methods, and either ``evaluate_batch`` or ``evaluate_full_dataset``. ``Trainer(trial,
+    context).fit(...)`` trains it. Methods are called with keyword arguments, so keep the names of their parameters.
 
     Args:
-        context: Wraps models, optimizers and schedulers, and computes gradients.
+        context: The context that ``init`` yields. It wraps models, optimizers and schedulers, and computes gradients.
+
+    Attributes:
+        trial_context_class: The class of the context, which ``load_trial_from_checkpoint_path`` creates. Override it
+            only for your own subclass of ``PyTorchTrialContext``.
 
     Example:
         >>> import tempfile
@@ -53,7 +58,10 @@ class PyTorchTrial(ABC, Generic[BatchT]):
     """
 
     trial_context_class: ClassVar[type[PyTorchTrialContext]] = PyTorchTrialContext
-    """The class of the context that a trial is created with."""
+    """The class of the context that ``load_trial_from_checkpoint_path`` creates.
+
+    Override it only for your own subclass of ``PyTorchTrialContext``.
+    """
 
     @abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None: ...
@@ -62,67 +70,114 @@ class PyTorchTrial(ABC, Generic[BatchT]):
     def train_batch(self, batch: BatchT, epoch_idx: int, batch_idx: int) -> TrainingMetrics:
         """Train on a batch: compute the loss, and call ``context.backward`` and ``context.step_optimizer``.
 
+        Implement it in your trial. ``fit`` calls it for each batch of this process, with models in training mode. The
+        example of `PyTorchTrial` implements it.
+
         Args:
             batch: A batch of the training loader, on the device.
             epoch_idx: The index of the epoch, counted from 0.
-            batch_idx: The index of the batch, counted from 0 over the whole training.
+            batch_idx: The index of the batch, counted from 0 over the whole training, even after a resume.
 
         Returns:
             Metrics by name, or a single tensor, which is the metric "loss". Each metric is a number, or a tensor or
-            array of numbers, with the same names in each batch; ``fit`` reports their means.
+            array of numbers, with the same names in each batch; ``fit`` reports their means. None stands for a metric
+            without a value in this batch.
         """
 
     @abstractmethod
     def build_training_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to train on; ``fit`` calls it once on each process.
+        """Return the loader to train on.
 
-        Pass ``context.get_per_slot_batch_size()`` as its batch size; the loader is sharded over the processes. A loader
-        of torch is only accepted after ``context.experimental.disable_dataset_reproducibility_checks()``.
+        Implement it in your trial. ``fit`` calls it once on each process, and divides its batches among the processes.
+        The example of `PyTorchTrial` implements it.
+
+        Returns:
+            A ``pa_trial.DataLoader`` with ``batch_size=context.get_per_slot_batch_size()``, or with the batch size of a
+            process that you choose. A loader of torch is only accepted after
+            ``context.experimental.disable_dataset_reproducibility_checks()``, and is not divided.
         """
 
     @abstractmethod
     def build_validation_data_loader(self) -> DataLoader | TorchDataLoader[Any]:
-        """Return the loader to validate on; ``fit`` calls it once on each process, and shards it."""
+        """Return the loader to validate on.
+
+        Implement it in your trial. ``fit`` calls it once on each process, and divides its batches among the processes
+        for ``evaluate_batch``. The example of `PyTorchTrial` implements it.
+
+        Returns:
+            A ``pa_trial.DataLoader``. A loader of torch is only accepted after
+            ``context.experimental.disable_dataset_reproducibility_checks()``, and is not divided.
+        """
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Return the callbacks of the training, by the names under which their state is saved; by default none.
+        """Return the callbacks of the training, by name; by default there are none.
 
-        ``fit`` calls it once. Events are called in the order of the dictionary.
+        Override it to add callbacks. ``fit`` calls it once on each process, before ``on_trial_startup``.
+
+        Returns:
+            Instances of ``PyTorchCallback``. Their state is saved in checkpoints under the names, so keep a name across
+            restarts. Events are called in the order of the dictionary.
 
         Example:
             >>> import pa_trial
+            >>> class PrintEpochs(pa_trial.PyTorchCallback):
+            ...     def on_training_epoch_start(self, epoch_idx):
+            ...         print("epoch", epoch_idx)
             >>> def build_callbacks(self):  # a method of a trial
-            ...     return {"printing": pa_trial.PyTorchCallback()}
+            ...     return {"printing": PrintEpochs()}
         """
         return {}
 
     def evaluate_batch(self, batch: BatchT, batch_idx: int) -> Metrics:
-        """Validate on a batch; override either this or ``evaluate_full_dataset``.
+        """Validate on a batch, and return its metrics.
+
+        Override either this or ``evaluate_full_dataset``. ``fit`` calls it in each validation for each batch of this
+        process, with models in eval mode and without gradients. The example of `PyTorchTrial` overrides it.
 
         Args:
             batch: A batch of the validation loader, on the device.
-            batch_idx: The index of the batch in this validation, on this process.
+            batch_idx: The index of the batch in this validation on this process, counted from 0.
 
         Returns:
-            Metrics by name: numbers, or arrays of numbers. ``evaluation_reducer`` decides how they are reduced.
+            Metrics by name: numbers, or tensors or arrays of numbers, with the same names in each batch.
+            ``evaluation_reducer`` decides how they are reduced over the batches.
+
+        Raises:
+            NotImplementedError: The trial does not override it. ``fit`` checks this before it trains.
         """
         raise NotImplementedError
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """Return how the metrics of ``evaluate_batch`` are reduced: all of them, or each by its name.
+        """Return how the metrics of ``evaluate_batch`` are reduced over batches and processes.
 
-        Override it for metrics that are not means; ``Reducer`` has an example. The default is ``Reducer.AVG``.
+        The default is ``Reducer.AVG``, the mean. Override it for metrics that are not means. ``fit`` calls it in each
+        validation.
+
+        Returns:
+            A ``Reducer`` for all metrics, or a dictionary with the ``Reducer`` of each metric by its name.
+
+        Example:
+            >>> from pa_trial import Reducer
+            >>> def evaluation_reducer(self):  # a method of a trial
+            ...     return {"loss": Reducer.AVG, "num_errors": Reducer.SUM}
         """
         return Reducer.AVG
 
     def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Metrics:
-        """Validate on the whole dataset, on the chief alone; override either this or ``evaluate_batch``.
+        """Validate on the whole dataset, and return its metrics.
+
+        Override either this or ``evaluate_batch``, which is faster on several processes. ``fit`` calls it in each
+        validation on the chief alone, the process of rank 0, while the others wait. Models are in eval mode, and there
+        are no gradients. So do not call collectives in it.
 
         Args:
             data_loader: Yields all validation batches; ``context.to_device`` moves them to the device.
 
         Returns:
             Metrics by name: values that can be written as JSON, tensors and NumPy values among them.
+
+        Raises:
+            NotImplementedError: The trial does not override it. ``fit`` checks this before it trains.
 
         Example:
             >>> def evaluate_full_dataset(self, data_loader):  # a method of a trial
@@ -135,9 +190,20 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         raise NotImplementedError
 
     def get_batch_length(self, batch: BatchT) -> int:
-        """Return the number of records in a batch; override it for custom classes of batches.
+        """Return the number of records (samples) in a batch; by default ``pa_trial.data_length(batch)``.
+
+        Override it for batches that are not a tensor or an array, or a dict, a list or a tuple of them. ``fit`` calls
+        it to report the number of records, and for ``weigh_by_records``.
 
         Args:
             batch: A batch of either loader.
+
+        Raises:
+            ArgumentTypeError: The default cannot count batches of this class. The error is also a ``TypeError``.
+            ConfigurationError: A dict, a list or a tuple is empty. The error is also a ``ValueError``.
+
+        Example:
+            >>> def get_batch_length(self, batch):  # a method of a trial whose batches are graphs
+            ...     return batch.num_graphs
         """
         return data_length(batch)

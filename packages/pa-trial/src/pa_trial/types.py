@@ -12,7 +12,10 @@ from typing_extensions import TypeVar
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
 
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
-"""The usual kinds of batches that a data loader yields, for annotations of ``train_batch``."""
+"""The usual kinds of batches that a data loader yields: a tensor, a sequence of tensors, or a dictionary of tensors.
+
+Use it to annotate the ``batch`` argument of ``train_batch`` and ``evaluate_batch``. Batches of other classes work too.
+"""
 
 Array: TypeAlias = NDArray[Any]
 
@@ -20,10 +23,16 @@ BatchT = TypeVar("BatchT", default=Any)
 """The type of the batches of a trial, as its data loaders yield them."""
 
 Metrics: TypeAlias = dict[str, Any]
-"""Metrics by name, such as ``{"loss": 0.5}``: numbers, or tensors and arrays of numbers. A plain ``dict``."""
+"""Metrics by name, such as ``{"loss": 0.5}``: a dictionary of numbers, or of tensors and arrays of numbers.
+
+Use it to annotate the return value of ``evaluate_batch`` and the arguments of callbacks.
+"""
 
 TrainingMetrics: TypeAlias = Tensor | Metrics
-"""The return value of ``train_batch``: metrics by name, or the loss alone as a tensor, which is named "loss"."""
+"""The return type of ``train_batch``: metrics by name, or the loss alone as a tensor, which is reported as "loss".
+
+Use it to annotate your ``train_batch``.
+"""
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:

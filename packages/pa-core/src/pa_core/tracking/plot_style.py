@@ -20,9 +20,9 @@ __all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
 class PlotStyle(NamedTuple):
     """The colors of a picture, for light or dark pages, and functions to apply them to matplotlib.
 
-    ``plot_style(dark=...)`` returns it; use it for pictures that should match the pictures of the library. The colors of the
-    curves are distinguishable with the common kinds of color blindness (Okabe and Ito, 2008), and the first four have a
-    contrast of 3 to 1 or more with the background (WCAG 2.2, 1.4.11).
+    ``plot_style(dark=...)`` returns it. Use it for pictures that should match the pictures of the library. The colors
+    of the curves are distinguishable with the common kinds of color blindness (Okabe and Ito, 2008), and the first four
+    have a contrast of 3 to 1 or more with the background (WCAG 2.2, 1.4.11).
 
     Attributes:
         ground: The color of the background, as "#rrggbb", like all colors here.
