@@ -46,17 +46,16 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: .
 
 
 def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
-    """Look for mistakes in a training run before it starts, in less than a minute.
+    """Look for mistakes in a training run before it starts, usually in less than a minute.
 
-    It makes some updates, with experiments on the first batch; trains on a single batch until the model has memorised
-    it; and evaluates some samples twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
-    Afterwards everything is restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments
-    next.
+    Call it once for a new script, and after changes of the model, the loss or the data. It makes some updates, with
+    experiments on the first batch; trains on a single batch until the model has memorized it; and evaluates some
+    samples twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards everything is
+    restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
+    ``checked(trainer).train(...)`` does both, and `plan` predicts the memory and the time of the run.
 
-    For a ``Run``, call it before its block; everything that is known without its loop is checked. ``python -m
-    pa_preflight script.py`` also watches the first updates of the loop.
-
-    Call it once for a new script, and after changes of the model, the loss or the data.
+    For a ``Run``, call it before its ``with`` block; everything that is known without its loop is checked. The command
+    ``python -m pa_preflight script.py`` also watches the first updates of the loop.
 
     Args:
         trainer: The trainer of the run, or a ``Run``.
@@ -65,16 +64,20 @@ def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
             ``eval_dataset``.
 
     Returns:
-        A report of the findings; print it, or let ``require_none()`` end the script if there are mistakes.
+        A ``Report`` of the findings; print it, or let ``require_none()`` end the script if there are mistakes.
 
     Raises:
-        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
-        UnsupportedConfigurationError: There are several processes, or the model is sharded.
+        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments. The error is
+            also a ``TypeError``.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded. The error is also a
+            ``RuntimeError``.
 
     Example:
         >>> import torch
-        >>> from torch import Tensor, nn
+        >>> from torch import nn
         >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import Trainer
+        >>> from pa_preflight import check
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(64, 4)
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
@@ -238,20 +241,23 @@ class _Checked(Generic[_P]):
 def checked(trainer: Trains[_P]) -> Trains[_P]:
     """Return an object that checks a run before it trains, for a single line: ``checked(trainer).train(dataset, ...)``.
 
-    It prints the report. A run with mistakes does not begin; a run with warnings does. On several processes, and
-    with a sharded model, the check is left out with a warning.
+    Its ``train`` method takes the arguments of ``trainer.train``. It prints the report of `check`, and then trains,
+    unless there are mistakes. A run with warnings begins. On several processes, and with a sharded model, the check is
+    left out with a warning, so the line can stay in a script.
 
     Args:
         trainer: The trainer.
 
     Returns:
-        An object with the method ``train``.
+        An object with the method ``train``. That method raises a ``ConfigurationError``, with the report as its
+        message, if there are mistakes; nothing is trained then.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> from torch.utils.data import TensorDataset
         >>> from pa_core import ConfigurationError, Trainer
+        >>> from pa_preflight import checked
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(64, 4)
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))

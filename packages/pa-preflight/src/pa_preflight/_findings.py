@@ -17,19 +17,23 @@ FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that a check has found in a script.
+    """A problem that a check has found in a training script, with advice.
 
-    ``check`` makes it, and ``Report.findings`` holds it; ``print(finding)`` shows all of it. A script only makes a
-    finding itself in a test.
+    ``check`` makes findings, and ``Report.findings`` holds them; ``print(finding)`` shows all of a finding. You only
+    construct one in a test.
 
-    Attributes:
-        name: Its name in ``docs/before-you-train.md``, such as "rate-is-zero".
+    Args:
+        name: The name of the problem in ``docs/before-you-train.md``, such as "rate-is-zero".
         saw: The observation, with numbers, in a sentence.
         do: The advice, in a sentence.
-        level: "mistake" if it certainly spoils a run, "warning" if it very likely does, "note" if it may well be on
-            purpose.
+        level: "mistake" (the default) if it certainly spoils a run, "warning" if it very likely does, "note" if it may
+            well be on purpose.
+
+    Attributes:
+        name: As passed, like ``saw``, ``do`` and ``level``. They cannot be changed.
 
     Example:
+        >>> from pa_preflight import Finding
         >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
         rate-is-zero: The learning rate is 0 in each update.
             Look at the scheduler.
@@ -43,7 +47,11 @@ class Finding:
 
     @property
     def see(self) -> str | None:
-        """The page of ``docs`` that says more, with the anchor of a heading, such as ``"data.md#seeds"``; or None."""
+        """The page of the documentation that says more about the problem, such as ``"data.md#seeds"``; or None.
+
+        It is a path below ``docs``, with the anchor of a heading. It depends on ``name`` alone, and is None for a name
+        without a page.
+        """
         kind = KINDS.get(self.name)
         return None if kind is None else kind.page
 
@@ -60,16 +68,27 @@ class Finding:
 class Report:
     """The findings of a check, mistakes first, then warnings and notes; print it.
 
-    ``check`` returns it.
+    ``check`` returns it. ``print(report)`` shows each finding with its advice, and the checks that were left out. You
+    only construct one in a test.
 
-    Attributes:
+    Args:
         findings: The findings, each a ``Finding``; an empty list if nothing was found.
         left_out: The checks that could not be made, each with its reason, in a sentence.
         seconds: The duration of the check in seconds.
 
+    Attributes:
+        findings: As passed, like ``left_out`` and ``seconds``.
+
     Example:
-        >>> print(Report([], [], 2.5))
-        Nothing found in 2.5 seconds.
+        >>> import torch
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import make_regression
+        >>> from pa_preflight import check
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.0), callbacks=[])
+        >>> report = check(trainer, make_regression(64), num_epochs=1)  # then print(report)
+        >>> [finding.name for finding in report.mistakes]
+        ['rate-is-zero']
     """
 
     findings: list[Finding]
@@ -78,26 +97,36 @@ class Report:
 
     @property
     def mistakes(self) -> list[Finding]:
-        """The findings of level "mistake", which certainly spoil a run."""
+        """The findings of level "mistake", which certainly spoil a run: a new list, empty if there are none.
+
+        ``require_none()`` raises an error if it is not empty.
+        """
         return [finding for finding in self.findings if finding.level == "mistake"]
 
     @property
     def warnings(self) -> list[Finding]:
-        """The findings of level "warning", which very likely spoil a run; ``require_none()`` ignores them."""
+        """The findings of level "warning", which very likely spoil a run: a new list, empty if there are none.
+
+        ``require_none()`` ignores them.
+        """
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def require_none(self) -> None:
         """Raise an error if there are mistakes, to end a script before it trains.
 
-        Call it between ``check`` and ``train``; ``checked(trainer).train(...)`` does both in a line.
+        Call it between ``check`` and ``train``; ``checked(trainer).train(...)`` does both in a line. Warnings and notes
+        raise no error.
 
         Raises:
-            ConfigurationError: There are mistakes; the message is the report.
+            ConfigurationError: There are mistakes; the message is the report. The error is also a ``ValueError``.
 
         Example:
+            >>> from pa_core import ConfigurationError
+            >>> from pa_preflight import Finding, Report
             >>> finding = Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler.")
+            >>> report = Report([finding], left_out=[], seconds=2.5)  # usually check(trainer, ...)
             >>> try:
-            ...     Report([finding], [], 2.5).require_none()
+            ...     report.require_none()
             ... except ConfigurationError:
             ...     print("not trained")
             not trained

@@ -72,31 +72,37 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
 def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """Predict the updates, evaluations, training states, learning rates, memory and time of a run.
 
-    Print it before a long run. It first trains and evaluates some batches for some seconds, to time them. The rest is
-    computed without training: the memory from an update with tensors that have shapes but no values, and the learning
-    rates by stepping the scheduler on a copy of the optimizer. Afterwards everything is restored, as after
-    ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
+    Call it before a long run, and print the result; `check` looks for mistakes instead. It first trains and evaluates
+    some batches for some seconds, to time them. The rest is computed without training: the memory from an update with
+    tensors that have shapes but no values, and the learning rates by stepping the scheduler on a copy of the optimizer.
+    Afterwards everything is restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments
+    next.
 
-    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. No callback is called except those that
-    limit and ``MoveModulesToDeviceCallback``. The run differs from its plan if callbacks end it early or change its
-    loaders, or gradients overflow.
+    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. No callback is called except those
+    callbacks that limit, and ``MoveModulesToDeviceCallback``. The run differs from its plan if callbacks end it early
+    or change its loaders, or gradients overflow.
 
     Args:
-        trainer: The trainer of the run; or a ``Run`` before its block, without further arguments.
+        trainer: The trainer of the run; or a ``Run`` before its ``with`` block, without further arguments.
         *args: The positional arguments of ``trainer.train``.
         **kwargs: The keyword arguments of ``trainer.train``.
 
     Returns:
-        The plan: ``print`` shows it as a table; its attributes ``updates``, ``epochs``, ``evaluations``, ``saves``,
+        The ``Plan``: ``print`` shows it as a table. Its attributes ``updates``, ``epochs``, ``evaluations``, ``saves``,
         ``rates``, ``memory`` (in bytes), ``disk`` (in bytes), ``seconds`` and others are described at ``Plan``.
 
     Raises:
-        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments.
-        UnsupportedConfigurationError: There are several processes, or the model is sharded.
+        ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments. The error is
+            also a ``TypeError``.
+        UnsupportedConfigurationError: There are several processes, or the model is sharded. The error is also a
+            ``RuntimeError``.
 
     Example:
         >>> import torch
+        >>> from torch import nn
+        >>> from pa_core import Trainer
         >>> from pa_core.testing import make_regression
+        >>> from pa_preflight import plan
         >>> model = nn.Linear(4, 1)
         >>> trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam(model.parameters(), lr=0.1), callbacks=[])
         >>> planned = plan(trainer, make_regression(100), num_epochs=2, gradient_accumulation_steps=2)

@@ -191,22 +191,33 @@ class PlannedSeconds:
 class Plan:
     """The plan of a run: updates, evaluations, training states, learning rates, memory and time; print it.
 
-    ``plan(trainer, ...)`` returns it.
+    ``plan(trainer, ...)`` returns it; you never construct it. ``print(planned)`` shows a table of about 25 lines.
 
     Attributes:
-        config: The settings of the run: the number of processes, the size of batches, samples of an update.
+        config: The settings of the run, a ``TrainerRunConfig``: the number of processes, the batch size, and the
+            samples of an update.
         device: The device of the training, such as "cpu" or "cuda:0".
-        parameters: The numbers and bytes of trained and frozen parameters, for each child of the model.
+        parameters: A record for each child of the model, with its ``name``, the numbers of ``trained`` and ``frozen``
+            parameters, and their ``trained_bytes`` and ``frozen_bytes``.
         samples: The number of samples that the first epoch trains on; None if its loader cannot tell.
-        epochs: The epochs, in their order, each with its ``batches`` and ``updates``.
+        epochs: A record for each epoch, with the number of its ``batches`` on this process and of its ``updates``, and
+            the number of updates of the run at its end, ``ends_at``.
         updates: The number of updates of the run.
-        evaluations: The evaluations, in their order, each with the ``update`` after which it runs.
-        saves: The training states, in their order, each with the ``update`` after which it is saved.
-        rates: The learning rates of each parameter group; ``plot_rates`` draws them.
+        evaluations: A record for each evaluation, in their order, with the ``update`` after which it runs, the ``name``
+            of the set (None for a dataset without a name), its ``batches`` (None if unknown) and its ``kind``:
+            "sanity", "intermediate" or "epoch".
+        saves: A record for each training state, in their order, with the ``update`` after which it is saved, its
+            ``name``, and the names of the states that it ``deletes``.
+        rates: A record for each parameter group, with the names ``optimizer`` and ``group``, its turning ``points``,
+            and about 1,000 rates of the whole ``course``, each with ``update`` and ``rate``; ``plot_rates`` draws them.
+            Empty if they could not be planned.
         memory: The memory of an update in bytes: ``weights``, ``gradients``, ``optimizer``, ``activations``, ``peak``
-            and ``peak_on_accelerator``; and ``saved_state``, the size of a training state.
-        disk: The space of the training states in bytes: ``peak``, ``at_end`` and ``free``; None if the run saves none.
-        seconds: The duration in seconds: ``update``, ``updates``, ``evaluations`` and ``total``.
+            and ``peak_on_accelerator``; and ``saved_state``, the size of a training state. A number that could not be
+            planned is None.
+        disk: The space of the training states in bytes: ``peak``, ``at_end`` and the present free space, ``free``; None
+            if the run saves none.
+        seconds: The duration in seconds, without callbacks and saves: ``update``, ``updates``, ``evaluations`` and
+            ``total``. A duration that could not be measured is None.
         notes: The parts that could not be planned, each with the reason, in a sentence.
 
     Example:
@@ -244,17 +255,20 @@ class Plan:
         return "\n".join(_lines_of(self))
 
     def plot_rates(self, path: str | Path, *, dark: bool = False) -> Path:
-        """Draw the learning rates of all updates, a curve for each parameter group.
+        """Draw the learning rates of all updates, a curve for each parameter group, and save the picture.
+
+        Call it to see whether warm-up and decay end where you expect. It needs matplotlib.
 
         Args:
-            path: The file to save, a PNG unless it has another ending. Missing folders are created.
-            dark: Whether to draw on a dark background, for dark pages or slides.
+            path: The file to save, a PNG unless it has another ending, such as ".svg". Missing folders are created, and
+                an existing file is replaced.
+            dark: Whether to draw on a dark background, for dark pages or slides; the default, False, is white.
 
         Returns:
             The path of the picture.
 
         Raises:
-            ConfigurationError: No learning rates are planned; a note says why.
+            ConfigurationError: No learning rates are planned; a note in ``notes`` says why.
             ImportError: matplotlib is not installed (``pip install "pa-preflight[plot]"``).
 
         Example:

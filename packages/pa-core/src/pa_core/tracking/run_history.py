@@ -68,10 +68,6 @@ class RunClock:
         Time runs from the creation or the last reset of the clock. Neither the time between ``stop`` and ``start``
         counts, nor the time between the interruption of a run and its resume.
         """
-
-        Time runs from the creation or the last reset of the clock. The time between ``stop`` and ``start`` does not
-        count, and so does not the time between the interruption of a run and its resume.
-        """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
