@@ -9,7 +9,11 @@ from typing import TypeAlias, cast
 from torch import nn
 
 LayerGroupLike: TypeAlias = str | nn.Module | nn.Parameter | Sequence[str | nn.Module | nn.Parameter]
-"""A part of a model, or its dotted name; or a list of several parts that make a layer group."""
+"""The type of an entry in the ``layer_groups`` argument of ``ModelFreezer``.
+
+It is a module or a parameter of the model, or its dotted name as in ``model.named_modules()``, for example
+``"encoder.layer.0"``; or a list of several of these, which together make a layer group.
+"""
 
 
 def modules_of_groups(model: nn.Module, layer_groups: Sequence[LayerGroupLike]) -> list[nn.Module]:

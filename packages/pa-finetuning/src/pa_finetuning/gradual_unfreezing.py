@@ -25,11 +25,16 @@ class _RunConfig(Protocol):
 
 
 class TrainerLike(Protocol):
-    """The attributes of a trainer that ``GradualUnfreezing`` reads; ``pa_core.Trainer`` has them all.
+    """The attributes of a trainer that ``GradualUnfreezing`` reads in its ``on_*`` methods.
+
+    ``pa_core.Trainer`` has them all, so you need this type only to call these methods from a different trainer: any
+    object with these attributes is accepted, and it need not derive from this class. A custom loop calls
+    ``GradualUnfreezing.start_epoch`` instead, and needs no such object.
 
     Example:
         >>> import torch
         >>> from types import SimpleNamespace
+        >>> from pa_finetuning import GradualUnfreezing, ModelFreezer
         >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
         >>> freezer.freeze()
         >>> trainer = SimpleNamespace(
@@ -47,32 +52,50 @@ class TrainerLike(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if the run trains no parameters."""
+        """The optimizer of the run, a ``torch.optim.Optimizer``; None if the run trains no parameters.
+
+        ``GradualUnfreezing`` adds the frozen parameters to it, or checks that it has them.
+        """
         ...
 
     @property
     def scheduler(self) -> object:
-        """The scheduler of the run; None if the run has no scheduler."""
+        """The scheduler of the run, of any type; None if the run has no scheduler.
+
+        ``GradualUnfreezing`` reads its ``base_lrs``, if it has them, to check that it knows all parameter groups.
+        """
         ...
 
     @property
     def run_history(self) -> _RunHistory:
-        """The history of the run; ``current_epoch`` counts from 1, and continues when a run resumes."""
+        """The history of the run: an object with ``current_epoch``, the epoch number.
+
+        The number counts from 1, is 1 when a new run starts, and continues when a run resumes.
+        """
         ...
 
     @property
     def run_config(self) -> _RunConfig:
-        """The settings of the run; ``num_epochs`` is its number of epochs."""
+        """The settings of the run: an object with ``num_epochs``, the number of epochs after which the run ends.
+
+        ``GradualUnfreezing`` unfreezes nothing after the last epoch.
+        """
         ...
 
     @property
     def num_epochs_completed(self) -> int:
-        """The number of completed epochs of the run."""
+        """The number of completed epochs of the run, 0 during the first epoch.
+
+        When ``on_training_run_epoch_end`` is called, it includes the epoch that ends.
+        """
         ...
 
     @property
     def num_updates_completed(self) -> int:
-        """The number of updates that the run has made; above 0 when a resumed run starts."""
+        """The number of optimizer updates that the run has made.
+
+        It is 0 when a new run starts, and above 0 when a resumed run starts.
+        """
         ...
 
 
@@ -81,35 +104,41 @@ class GradualUnfreezing:
 
     This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data: the
     layers near the output, which know least about the new task, learn first, and gradients that come from random
-    weights do not disturb the layers below.
+    weights do not disturb the layers below. To freeze or unfreeze at points that you choose yourself, call
+    ``ModelFreezer.unfreeze``.
 
-    It has the events of a callback: derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` for
-    ``pa_core.Trainer``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch.
+    With ``pa_core.Trainer``, derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` and pass an object of that
+    class in ``callbacks``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch, and save
+    ``state_dict()`` with the checkpoint.
 
-    The optimizer has to hold the frozen parameters from the start, so that schedulers, checkpoints and states see
-    the same parameter groups in all stages. Either make the optimizer from
-    ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or pass ``learning_rates`` to this class,
-    which then adds the groups before the scheduler of the run is made.
+    The optimizer has to hold the frozen parameters from the start, so that schedulers, checkpoints and states see the
+    same parameter groups in all stages. Either make the optimizer from ``freezer.get_parameter_groups(learning_rates,
+    include_frozen=True)``, or, with a trainer, pass ``learning_rates`` to this class, which then adds the groups before
+    the scheduler of the run is made.
 
-    Epochs are counted as in the history of the run. Which layer groups are unfrozen depends only on the
-    epoch number, so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an
-    uninterrupted run.
+    Epochs are counted as in the history of the run. Which layer groups are unfrozen depends only on the epoch number,
+    so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an uninterrupted
+    run. The state holds the stages.
 
     Args:
         freezer: The freezer, after ``freeze()``. The stages unfreeze the parameters that are frozen now.
-        learning_rates: The rates for the frozen parameters that are added to the optimizer, in any form of
-            ``ModelFreezer.get_parameter_groups``. None, the default, if the optimizer holds them already.
-        epochs_per_stage: The number of epochs from a stage to the next, by default 1. The first stage unfreezes no
-            parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
+        learning_rates: The rates for the frozen parameters that are added to the optimizer when a trainer prepares the
+            run: a number for all layer groups, a list with a rate for each of them (as ``freezer.get_learning_rates``
+            returns it), or a mapping from indexes to rates. The default, None, is for an optimizer that holds these
+            parameters already. ``start_epoch`` does not use it.
+        epochs_per_stage: The number of epochs from a stage to the next. The default is 1, as in ULMFiT. The first stage
+            unfreezes no parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
         stages: Custom stages, which override ``epochs_per_stage``: a mapping from the epoch, from 1, in which a stage
-            begins to the index of a layer group; this group and all groups after it are then unfrozen.
-        set_modules_as_training: Whether unfrozen modules are put into training mode; if False, modules that
-            ``freeze`` put into eval mode stay there.
+            begins to the index of a layer group; this group and all groups after it are then unfrozen. The default,
+            None, makes a stage for each layer group.
+        set_modules_as_training: Whether unfrozen modules are put into training mode. The default is True, since trained
+            layers usually use dropout and update their batch norm statistics. If False, modules that ``freeze`` put
+            into eval mode stay there.
 
     Attributes:
-        freezer: As given.
-        learning_rates: As given.
-        set_modules_as_training: As given.
+        freezer: The freezer, as given.
+        learning_rates: The learning rates, as given.
+        set_modules_as_training: Whether unfrozen modules are put into training mode, as given.
         stages: The stages: a mapping from epochs to indexes of layer groups, counted from the start.
 
     Raises:
@@ -119,6 +148,7 @@ class GradualUnfreezing:
 
     Example:
         >>> import torch
+        >>> from pa_finetuning import GradualUnfreezing, ModelFreezer
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
         >>> freezer = ModelFreezer(model)
         >>> freezer.freeze()
@@ -158,12 +188,26 @@ class GradualUnfreezing:
         self._epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Unfreeze the parameters that an epoch trains; call it before each epoch of a custom loop.
+        """Unfreeze the parameters that an epoch trains.
 
-        A second call for the same epoch changes nothing.
+        You call it before each epoch of a custom loop, on every process; a trainer calls the ``on_*`` methods instead.
+        Parameters that are unfrozen already stay so. A second call for the same epoch changes nothing. Wrap the model
+        in ``DistributedDataParallel`` again after a stage begins, since the wrapper does not notice the change.
 
         Args:
-            epoch: The number of the epoch that is about to begin, from 1.
+            epoch: The number of the epoch that is about to begin, from 1. In a resumed run, continue the count.
+
+        Example:
+            >>> import torch
+            >>> from pa_finetuning import GradualUnfreezing, ModelFreezer
+            >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+            >>> freezer.freeze()
+            >>> unfreezing = GradualUnfreezing(freezer)
+            >>> for epoch in (1, 2):
+            ...     unfreezing.start_epoch(epoch)
+            ...     print(epoch, len(freezer.get_trainable_parameters()))
+            1 2
+            2 4
         """
         self._epoch = epoch
         reached = [index for begins_at, index in self.stages.items() if begins_at <= epoch]
@@ -172,6 +216,13 @@ class GradualUnfreezing:
 
     def on_prepare_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Add the frozen parameters to the optimizer, once, if learning rates were given.
+
+        The trainer calls it before it prepares the model and makes the scheduler; you need not call it yourself.
+        Without ``learning_rates``, it does nothing.
+
+        Args:
+            trainer: The trainer, with the attributes of ``TrainerLike``.
+            **kwargs: Not used.
 
         Raises:
             ValueError: The optimizer already holds some of these parameters, or the rates are wrong.
@@ -183,6 +234,12 @@ class GradualUnfreezing:
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze the parameters that the first epoch of the run trains; in a resumed run, the state has done so.
+
+        The trainer calls it when a run starts; you need not call it yourself.
+
+        Args:
+            trainer: The trainer, with the attributes of ``TrainerLike``.
+            **kwargs: Not used.
 
         Raises:
             ValueError: The optimizer lacks parameters that the stages unfreeze, or the scheduler was made before they
@@ -197,7 +254,12 @@ class GradualUnfreezing:
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze the parameters that the next epoch trains, unless this epoch was the last.
 
-        At the start of an epoch it would be too late for a model that is trained by several processes.
+        The trainer calls it at the end of each epoch; you need not call it yourself. At the start of an epoch it would
+        be too late for a model that is trained by several processes.
+
+        Args:
+            trainer: The trainer, with the attributes of ``TrainerLike``.
+            **kwargs: Not used.
         """
         if trainer.num_epochs_completed < trainer.run_config.num_epochs:
             self.start_epoch(trainer.run_history.current_epoch + 1)
@@ -205,18 +267,40 @@ class GradualUnfreezing:
     def state_dict(self) -> dict[str, Any]:
         """Return the stages, because a resumed run keeps the stages that it began with.
 
-        A trainer saves it with its callbacks. In a custom loop, save it with the checkpoint.
+        A trainer calls it to save the state with its callbacks. In a custom loop, you call it and save the result with
+        the checkpoint.
+
+        Returns:
+            ``{"stages": {epoch: index of a layer group}}``, a copy.
         """
         return {"stages": dict(self.stages)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the stages of a run, and unfreeze the parameters of the resumed epoch.
 
+        A trainer calls it when it loads a training state. In a custom loop, you call it after ``freeze()`` and before
+        ``start_epoch`` of the resumed epoch, which then unfreezes the parameters.
+
         Args:
-            state_dict: The return value of ``state_dict``.
+            state_dict: The return value of ``state_dict``. It is not changed.
 
         Raises:
             IndexError: The model has fewer layer groups than the model of the saved run.
+            KeyError: The mapping has no ``"stages"``.
+
+        Example:
+            >>> import torch
+            >>> from pa_finetuning import GradualUnfreezing, ModelFreezer
+            >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+            >>> freezer.freeze()
+            >>> saved = GradualUnfreezing(freezer, epochs_per_stage=5).state_dict()
+            >>> resumed = GradualUnfreezing(freezer)
+            >>> resumed.load_state_dict(saved)
+            >>> resumed.stages
+            {6: 0}
+            >>> resumed.start_epoch(7)
+            >>> len(freezer.get_trainable_parameters())
+            4
         """
         groups, stages = _groups_of(self.freezer), state_dict["stages"]
         self.stages = {epoch: groups.resolve_index(index) for epoch, index in stages.items()}

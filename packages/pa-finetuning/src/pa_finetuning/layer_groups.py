@@ -15,8 +15,15 @@ _NUM_NAMES_SHOWN = 5
 class LayerGroup(NamedTuple):
     """A layer group of a model, as ``ModelFreezer.get_layer_groups`` returns it.
 
-    Use it to see which index stands for which module. ``layer_group_idx`` has the index from the start, for ``freeze``
-    and others, and from the end.
+    Use it to see which index stands for which module. A layer group is a part of the model that is frozen and given a
+    learning rate as a whole. It is a named tuple; you make it yourself only to override ``get_layer_groups``.
+
+    Attributes:
+        layer_group_idx: The index of the group, counted from the start and from the end, for example ``(0, -2)``. All
+            methods of ``ModelFreezer`` take either number.
+        module: The module of the group; if the group has several modules, a container that holds them.
+        is_frozen: Whether the group has frozen parameters, and no trainable parameters except in batch norms that keep
+            learning.
 
     Example:
         >>> import torch
@@ -28,17 +35,20 @@ class LayerGroup(NamedTuple):
     """
 
     layer_group_idx: tuple[int, int]
-    """The index of the group, counted from the start and from the end, such as ``(0, -2)``."""
-
     module: nn.Module
-    """The module of the group; if the group has several modules, a container that holds them."""
-
     is_frozen: bool
-    """Whether the group has frozen parameters, and no trainable parameters except in batch norms that keep learning."""
 
 
 class Layer(NamedTuple):
     """A module without modules inside it, as ``ModelFreezer.get_layers`` returns it.
+
+    Use it to see which layers are frozen. It is a named tuple; you need not make it yourself.
+
+    Attributes:
+        layer_group_idx: The index of its layer group, counted from the start and from the end, for example ``(0, -2)``;
+            None for a layer without parameters that is in no group.
+        module: The layer.
+        is_frozen: Whether the layer has frozen parameters and no others; False for a layer without parameters.
 
     Example:
         >>> import torch
@@ -50,13 +60,8 @@ class Layer(NamedTuple):
     """
 
     layer_group_idx: tuple[int, int] | None
-    """The index of its layer group; None for a layer without parameters that is in no group."""
-
     module: nn.Module
-    """The layer."""
-
     is_frozen: bool
-    """Whether the layer has frozen parameters and no others."""
 
 
 class LayerGroups:

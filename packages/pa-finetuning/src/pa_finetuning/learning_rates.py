@@ -10,7 +10,12 @@ from typing import TypeAlias
 from pa_finetuning.layer_groups import LayerGroups
 
 LearningRates: TypeAlias = float | Sequence[float] | Mapping[int, float]
-"""A learning rate for all layer groups, a list with a rate for each of them, or a mapping ``{index: rate}``."""
+"""The type of the ``learning_rates`` argument of ``ModelFreezer`` methods and of ``GradualUnfreezing``.
+
+A number is the learning rate for all layer groups. A list has a rate for each of them, from the input to the output, as
+``ModelFreezer.get_learning_rates`` returns it. A mapping ``{index: rate}`` names only some layer groups; negative
+indexes count from the end. Each rate is above 0.
+"""
 
 
 def falling_rates(lr: float, factor: float, distances: Sequence[int]) -> list[float]:

@@ -24,31 +24,36 @@ __all__ = ["Layer", "LayerGroup", "ModelFreezer"]
 class ModelFreezer:
     """Freezes and unfreezes parts of a model, for fine-tuning in stages.
 
-    A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module
-    without modules inside it. Layer groups are addressed by their index, in the order in which they were
-    assigned to the model; negative indexes count from the end. For a model that keeps all its layers in a single child,
-    as BERT does, pass ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and
-    for ``GradualUnfreezing``.
+    Use it in any PyTorch loop to train only the last layers of a pretrained model, to unfreeze further layers later,
+    and to give each part its learning rate. To unfreeze a part per epoch automatically, pass the freezer to
+    ``GradualUnfreezing``.
 
-    Parameters that belong to the model itself, next to its layer groups, belong to the first group: position
-    embeddings and class tokens are part of the input. All other parameters have to be in a group. A model that has no
-    modules in it is a single group. The last call on any of its groups decides about a parameter that several groups
-    share; where each parameter is returned once, it counts for the first of its groups.
+    A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module without modules
+    inside it. Layer groups are addressed by their index, in the order in which they were assigned to the model;
+    negative indexes count from the end. For a model that keeps all its layers in a single child, as BERT does, pass
+    ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and for
+    ``GradualUnfreezing``.
 
-    Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so an optimizer
-    does not change it, even with momentum or weight decay. Freeze before the model is wrapped for distributed
-    training, and wrap it again after a change: ``DistributedDataParallel`` does not notice the change.
+    Parameters that belong to the model itself, next to its layer groups, belong to the first group: position embeddings
+    and class tokens are part of the input. All other parameters have to be in a group. A model that has no modules in
+    it is a single group. The last call on any of its groups decides about a parameter that several groups share; where
+    each parameter is returned once, it counts for the first of its groups.
+
+    Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so an optimizer does not
+    change it, even with momentum or weight decay. Freeze before the model is wrapped for distributed training, and wrap
+    it again after a change: ``DistributedDataParallel`` does not notice the change.
 
     Args:
         model: The model, without wrappers. If it is compiled, the original module is used.
         freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. The default is False: they keep
             learning, as their statistics have to fit the new data.
-        layer_groups: Custom layer groups, from the input to the output: each a module or parameter of the model,
-            its dotted name such as ``"bert.encoder.layer.0"``, or a list of several. None for the direct children.
+        layer_groups: Custom layer groups, from the input to the output: each a module or parameter of the model, its
+            dotted name such as ``"bert.encoder.layer.0"``, or a list of several. The default, None, takes the direct
+            children.
 
     Attributes:
         model: The module that is divided into layer groups.
-        freeze_batch_norms: As given.
+        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers, as given.
 
     Raises:
         ValueError: The model has no parameters; or the layer groups overlap, leave parameters out, or name a part that
@@ -58,6 +63,7 @@ class ModelFreezer:
 
     Example:
         >>> import torch
+        >>> from pa_finetuning import ModelFreezer
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> freezer = ModelFreezer(model)
         >>> freezer.freeze()
@@ -99,10 +105,22 @@ class ModelFreezer:
     def get_layer_groups(self) -> list[LayerGroup]:
         """Return the layer groups in order: the given groups, or the direct children of the model.
 
-        Use it to see which index belongs to which module; ``LayerGroup`` has an example.
+        You call it to see which index belongs to which module, and which groups are frozen. The other methods call it,
+        too, so a subclass may override it to define layer groups. They only read the module of each record, so the
+        override may return modules instead of records. All parameters must be in a group, and no two groups may
+        overlap.
 
-        A subclass may override this method; all other methods use its return value. They only read the module of each
-        record, so a subclass may return modules instead of records.
+        Returns:
+            A ``LayerGroup`` for each group, from the input to the output, with ``layer_group_idx``, ``module`` and
+            ``is_frozen``.
+
+        Example:
+            >>> import torch
+            >>> from pa_finetuning import ModelFreezer
+            >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+            >>> freezer.freeze()
+            >>> [(group.layer_group_idx, group.is_frozen) for group in freezer.get_layer_groups()]
+            [((0, -2), True), ((1, -1), False)]
         """
         modules = self._given_groups or list(self.model.children()) or [self.model]
         groups = LayerGroups(self.model, modules)
@@ -114,7 +132,20 @@ class ModelFreezer:
     def get_layers(self) -> list[Layer]:
         """Return the modules that have no modules inside them, from all depths, in order.
 
-        Use it to check which layers are frozen; ``Layer`` has an example.
+        You call it to check which layers are frozen. ``get_layer_groups`` returns the larger parts that are frozen as a
+        whole.
+
+        Returns:
+            A ``Layer`` for each module, with ``layer_group_idx``, ``module`` and ``is_frozen``.
+
+        Example:
+            >>> import torch
+            >>> from pa_finetuning import ModelFreezer
+            >>> block = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+            >>> freezer = ModelFreezer(torch.nn.Sequential(block, torch.nn.Linear(3, 2)))
+            >>> freezer.freeze()
+            >>> [(type(layer.module).__name__, layer.is_frozen) for layer in freezer.get_layers()]
+            [('Linear', True), ('ReLU', False), ('Linear', False)]
         """
         groups = self._groups()
         index_of = {module: groups.as_pair(index) for module, index in groups.index_by_module().items()}
@@ -122,25 +153,40 @@ class ModelFreezer:
         return [Layer(index_of.get(layer), layer, _only_frozen(layer.parameters(recurse=False))) for layer in layers]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are not frozen, for an optimizer; the example of the class does so.
+        """Return the parameters that are not frozen, for the constructor of an optimizer.
 
-        If you unfreeze more later, and use a scheduler, make the optimizer from
-        ``get_parameter_groups(..., include_frozen=True)`` instead, so that the scheduler knows all parameters.
+        You call it after ``freeze``, if all these parameters have the same learning rate and none is unfrozen later. If
+        you unfreeze more later, and use a scheduler, make the optimizer from ``get_parameter_groups(...,
+        include_frozen=True)`` instead, so that the scheduler knows all parameters.
+
+        Returns:
+            The parameters in the order of ``model.parameters()``, each once. The list is empty if all are frozen.
+
+        Example:
+            >>> import torch
+            >>> from pa_finetuning import ModelFreezer
+            >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+            >>> freezer.freeze()
+            >>> optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+            >>> [tuple(parameter.shape) for parameter in freezer.get_trainable_parameters()]
+            [(2, 3), (2,)]
         """
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze layer groups; by default, all except the last, which is the head of most models.
 
-        Groups outside the range stay as they are. Call it before the optimizer is made.
+        You call it before the optimizer is made and before the model is wrapped for distributed training. The
+        parameters of the groups get ``requires_grad=False`` and lose their gradients. Groups outside the range stay as
+        they are.
 
         Args:
             from_index: The index of a layer group at one end of the range to freeze. The default, 0, is the first.
-            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the
-                group before the last.
-            set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that
-                they neither drop out nor, if frozen, update batch norm statistics. ``model.train()`` does not
-                change that; ``unfreeze`` does.
+            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the group
+                before the last.
+            set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that they neither drop out
+                nor, if frozen, update batch norm statistics. ``model.train()`` does not change that; ``unfreeze`` does.
+                The default is False, so the modules follow ``model.train()`` as usual.
 
         Raises:
             IndexError: There is no layer group at an index, such as -2 in a model with a single group; nothing was
@@ -148,6 +194,8 @@ class ModelFreezer:
             TypeError: An index is not an integer; nothing was frozen.
 
         Example:
+            >>> from torch import nn
+            >>> from pa_finetuning import ModelFreezer
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
             >>> freezer = ModelFreezer(model)
             >>> freezer.freeze(to_index=0)  # only the first
@@ -171,21 +219,22 @@ class ModelFreezer:
     ) -> dict[int, dict[str, list[nn.Parameter]]]:
         """Unfreeze layer groups; by default, all of them.
 
-        The order of the ends does not matter. The defaults name the last group first, as fine-tuning unfreezes from the
-        output to the input: ``unfreeze(to_index=-2)`` unfreezes the last two groups, ``unfreeze(from_index=-2)`` all
-        except the last.
+        You call it between two stages of training. The order of the ends does not matter. The defaults name the last
+        group first, as fine-tuning unfreezes from the output to the input: ``unfreeze(to_index=-2)`` unfreezes the last
+        two groups, ``unfreeze(from_index=-2)`` all except the last.
 
         Args:
             from_index: The index of a layer group at one end of the range to unfreeze. The default, -1, is the last.
             to_index: The index of the layer group at the other end, which is unfrozen too. The default, 0, is the
                 first.
-            set_modules_as_training: Whether the modules are put into training mode, and follow
-                ``model.train()`` again. If False, modules that ``freeze`` put into eval mode stay there.
+            set_modules_as_training: Whether the modules are put into training mode, and follow ``model.train()`` again.
+                The default is True, since trained layers usually use dropout and update their batch norm statistics. If
+                False, modules that ``freeze`` put into eval mode stay there.
 
         Returns:
-            For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}``
-            with the parameters that were frozen until now. Pass it to ``optimizer.add_param_group`` if the
-            optimizer does not have them yet. No parameter appears twice.
+            For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}`` with the
+            parameters that were frozen until now. Pass it to ``optimizer.add_param_group`` if the optimizer does not
+            have them yet. No parameter appears twice. The dictionary is empty if nothing was frozen.
 
         Raises:
             IndexError: There is no layer group at an index; nothing was unfrozen.
@@ -193,6 +242,8 @@ class ModelFreezer:
 
         Example:
             >>> import torch
+            >>> from torch import nn
+            >>> from pa_finetuning import ModelFreezer
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
             >>> freezer = ModelFreezer(model)
             >>> freezer.freeze()
@@ -220,13 +271,14 @@ class ModelFreezer:
     def get_learning_rates(self, lr: float, factor: float = 1 / 2.6) -> list[float]:
         """Return a learning rate for each layer group, smaller by a factor with each step from the output to the input.
 
-        Layers near the input are the most general and have to change least. Layer groups without parameters do not
-        count as a step.
+        You call it to make rates for ``get_parameter_groups`` or ``add_frozen_parameters``. Layers near the input are
+        the most general and have to change least. Layer groups without parameters do not count as a step. Nothing is
+        changed.
 
         Args:
-            lr: The rate of the last layer group that has parameters.
-            factor: The rate of a layer group, divided by the rate of the group after it. The default, 1 / 2.6, is
-                the factor of ULMFiT (arXiv 1801.06146, section 3.2).
+            lr: The rate of the last layer group that has parameters, above 0.
+            factor: The rate of a layer group, divided by the rate of the group after it, above 0. The default, 1 / 2.6,
+                is the factor of ULMFiT (arXiv 1801.06146, section 3.2). 1 gives all groups the same rate.
 
         Returns:
             A rate for each layer group, from the input to the output.
@@ -236,6 +288,8 @@ class ModelFreezer:
             TypeError: The rate or the factor is not a number.
 
         Example:
+            >>> from torch import nn
+            >>> from pa_finetuning import ModelFreezer
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2))
             >>> ModelFreezer(model).get_learning_rates(0.1, factor=0.5)
             [0.025, 0.025, 0.05, 0.1]
@@ -254,18 +308,21 @@ class ModelFreezer:
     ) -> list[dict[str, Any]]:
         """Return the parameters by layer group, each group with its learning rate, for the constructor of an optimizer.
 
-        Include the frozen parameters if you unfreeze some later: the optimizer does not change a frozen parameter and
-        keeps no state for it, and its scheduler knows all groups from the start.
+        You call it once, before the optimizer is made. Include the frozen parameters if you unfreeze some later: the
+        optimizer does not change a frozen parameter and keeps no state for it, and its scheduler knows all groups from
+        the start. If the optimizer exists already, use ``add_frozen_parameters``.
 
         Args:
-            learning_rates: A rate for all layer groups, a list with a rate for each of them (as
-                ``get_learning_rates`` returns it), or a mapping from indexes to rates.
-            include_frozen: Whether frozen parameters are included.
-            decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. False gives norms,
-                biases, and other vectors and scalars, separate groups with ``weight_decay=0``.
+            learning_rates: A rate for all layer groups, a list with a rate for each of them (as ``get_learning_rates``
+                returns it), or a mapping from indexes to rates.
+            include_frozen: Whether frozen parameters are included. The default is False, for parameters that stay
+                frozen.
+            decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. The default is
+                True, as in the optimizers of torch. False gives norms, biases, and other vectors and scalars, separate
+                groups with ``weight_decay=0``.
             timm_groups: The return value of timm's ``param_groups_layer_decay(model)``: the rate of each parameter is
-                multiplied by its ``lr_scale``, which torch's optimizers and schedulers ignore, and its weight
-                decay is copied.
+                multiplied by its ``lr_scale``, which torch's optimizers and schedulers ignore, and its weight decay is
+                copied. The default, None, changes nothing.
 
         Returns:
             ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several if
@@ -279,6 +336,8 @@ class ModelFreezer:
 
         Example:
             >>> import torch
+            >>> from torch import nn
+            >>> from pa_finetuning import ModelFreezer
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
             >>> freezer = ModelFreezer(model)
             >>> freezer.freeze()
@@ -310,15 +369,19 @@ class ModelFreezer:
     ) -> None:
         """Add the frozen parameters to an optimizer that was made without them, with a group for each layer group.
 
-        Do this before a scheduler is made for the optimizer: schedulers of torch do not accept further groups. The
-        optimizer does not change the parameters until they are unfrozen, and keeps its state of other parameters.
+        You call it before a scheduler is made for the optimizer, since schedulers of torch do not accept further
+        groups, and before you unfreeze the parameters. The optimizer does not change the parameters until they are
+        unfrozen, and keeps its state of other parameters. If you make the optimizer yourself,
+        ``get_parameter_groups(..., include_frozen=True)`` is simpler.
 
         Args:
             optimizer: An optimizer that holds none of the frozen parameters.
-            learning_rates: A rate for all layer groups, a list with a rate for each, or a mapping from indexes to
-                rates.
-            from_index: The index of a layer group at one end of the range whose frozen parameters are added.
-            to_index: The index of the layer group at the other end, which is included.
+            learning_rates: A rate for all layer groups, a list with a rate for each of them (as ``get_learning_rates``
+                returns it), or a mapping from indexes to rates.
+            from_index: The index of a layer group at one end of the range whose frozen parameters are added. The
+                default, -1, is the last.
+            to_index: The index of the layer group at the other end, which is included. The default, 0, is the first, so
+                by default all frozen parameters are added.
 
         Raises:
             ValueError: No parameter is frozen, the optimizer already holds some of these parameters, or a layer group
@@ -328,6 +391,8 @@ class ModelFreezer:
 
         Example:
             >>> import torch
+            >>> from torch import nn
+            >>> from pa_finetuning import ModelFreezer
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
             >>> freezer = ModelFreezer(model)
             >>> freezer.freeze()
