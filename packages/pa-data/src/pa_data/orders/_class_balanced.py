@@ -26,17 +26,18 @@ _NUMBER_NAMES = (
 class ClassBalanced(Order):
     """Visit equally many samples of each class in every epoch, spread evenly over the epoch.
 
-    Use it for a classification dataset with rare classes. The number of samples of each class is fixed, not drawn, so
-    it is the same in every epoch, and nearly the same in any few thousand consecutive positions. Each class is visited
-    in shuffled passes that continue from one epoch to the next, so all samples of a class are visited before any of
-    them returns. Drawing with weights, as ``Weighted`` does, leaves out a third of a rare class in each pass and
-    repeats other samples.
+    Use it for a classification dataset with rare classes, as ``order`` of a ``KeyedDataLoader``. The number of samples
+    of each class is fixed, not drawn, so it is the same in every epoch, and nearly the same in any few thousand
+    consecutive positions. Each class is visited in shuffled passes that continue from one epoch to the next, so all
+    samples of a class are visited before any of them returns. Drawing with weights, as ``Weighted`` does, leaves out a
+    third of a rare class in each pass and repeats other samples.
 
     A sample that appears several times in an epoch gets different random augmentation each time. The order needs no
-    table for an epoch: any position is computed in some milliseconds.
+    table for an epoch, because any position is computed in some milliseconds.
 
     Args:
-        labels: The class of each sample, in the order of the dataset, as integers. They need not be consecutive.
+        labels: The class of each sample, in the order of the dataset, as integers in one dimension. They need not be
+            consecutive.
         num_samples: The number of samples of an epoch. By default it is the largest multiple of the number of classes
             that is at most the number of labels, so that all classes have the same number. If it is not a multiple, the
             first classes have one sample more.
@@ -50,9 +51,12 @@ class ClassBalanced(Order):
         EmptyDatasetError: There are no labels.
 
     Example:
+        >>> import torch
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import ClassBalanced
         >>> labels = torch.tensor([0, 0, 0, 0, 0, 1])
-        >>> order = ClassBalanced(labels).epoch_order(6, seed=0, epoch=0)
-        >>> labels[order.indices(0, 6)].bincount()
+        >>> loader = KeyedDataLoader(labels, batch_size=6, order=ClassBalanced(labels))
+        >>> next(iter(loader)).bincount()
         tensor([3, 3])
     """
 
@@ -78,11 +82,46 @@ class ClassBalanced(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch with equally many samples of each class.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Nothing is computed before ``EpochOrder.indices``.
+
+        Args:
+            num_samples: The number of samples of the dataset, which must be the number of labels. It is not the number
+                of samples of the epoch.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. The passes through the classes continue from the epoch before.
+
+        Returns:
+            The order of the epoch, of ``self.num_samples`` positions.
+
+        Raises:
+            DataError: The dataset does not have one sample per label.
+
+        Example:
+            >>> from pa_data.orders import ClassBalanced
+            >>> epoch = ClassBalanced([0, 0, 0, 1]).epoch_order(4, seed=0, epoch=0)
+            >>> epoch.indices(0, 4).eq(3).sum()
+            tensor(2)
+        """
         check_one_for_each_sample("labels", self._labels.numel(), num_samples)
         return _ClassBalancedEpoch(self._sources, seed=seed, epoch=epoch)
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the labels and the number of samples, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with different labels by mistake.
+
+        Returns:
+            The labels under ``"labels"``, as an int64 tensor on the CPU, and ``"num_samples"``.
+
+        Example:
+            >>> from pa_data.orders import ClassBalanced
+            >>> ClassBalanced([0, 0, 1]).parameters()
+            {'labels': tensor([0, 0, 1]), 'num_samples': 2}
+        """
         return {"labels": self._labels, "num_samples": self.num_samples}
 
 

@@ -29,37 +29,38 @@ class Curriculum(Order):
     """Visit in each epoch the samples that a function chooses for it, in a random order by default.
 
     Use it to begin with easy samples, to drop samples after some epochs, or to repeat hard samples. Pass it as
-    ``order`` to a ``KeyedDataLoader`` or to ``Trainer.train``. Epochs may have
-    different lengths.
+    ``order`` to a ``KeyedDataLoader``. Epochs may have different lengths. To choose the sequence of the samples as
+    well, derive from ``TableOrder``.
 
-    The function must depend only on the number of the epoch, not on the progress of training, since it is called for
-    all epochs when a run begins and again when each epoch starts. It should be fast. Random numbers that it draws from
-    the global generators of Python, NumPy and torch depend on the seed and the epoch; the generators are restored
+    The function must depend only on the epoch number, not on the progress of training, since it is called when a loader
+    is created, whenever an epoch is chosen, and again in a resumed run. It should be fast. Random numbers that it draws
+    from the global generators of Python, NumPy and torch depend on the seed and the epoch; the generators are restored
     afterwards. A saved state identifies the function by its name and by its choice for the first epoch.
 
     Args:
-        choose: A function that takes the number of an epoch, from 0, and returns the samples to visit, as a tensor, an
-            array or a list in one dimension: of integers, the indices of the samples in the dataset; or of booleans, a
-            mask with an element for each sample. An index may appear several times; the sample then gets different
-            random augmentation each time.
-        shuffle: Whether to shuffle the chosen samples in each epoch. The default is True. With False they are visited
-            in the returned order.
+        choose: A function that takes an epoch number, from 0, and returns the samples to visit, as a tensor, an array
+            or a list in one dimension: of integers, the indices of the samples in the dataset; or of booleans, a mask
+            with an element for each sample. An index may appear several times; the sample then gets different random
+            augmentation each time.
+        shuffle: Whether to shuffle the chosen samples in each epoch. The default is True, the usual choice for
+            training. With False they are visited in the returned order.
 
     Attributes:
         choose: The function.
         shuffle: Whether the chosen samples are shuffled.
 
     Raises:
-        TypeError: ``choose`` is not a function, or returns neither indices nor a mask.
-        DataError: ``choose`` returns indices out of range, or a mask of the wrong length.
-        EmptyDatasetError: ``choose`` returns no sample.
+        TypeError: ``choose`` is not a function. An error about its returned values is raised when an epoch is chosen,
+            see ``epoch_order``.
 
     Example:
+        >>> import torch
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import Curriculum
         >>> difficulty = torch.tensor([0.9, 0.1, 0.5, 0.3])
         >>> order = Curriculum(lambda epoch: difficulty < 0.4 + 0.2 * epoch)
         >>> [order.epoch_order(4, seed=0, epoch=epoch).num_samples for epoch in range(4)]
         [2, 3, 3, 4]
-        >>> from pa_data import KeyedDataLoader
         >>> loader = KeyedDataLoader(["hard", "easy", "medium", "simple"], batch_size=4, order=order)
         >>> [sorted(batch) for batch in loader]
         [['easy', 'simple']]
@@ -78,6 +79,29 @@ class Curriculum(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Call the function for an epoch, and return the order of the chosen samples.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+
+        Args:
+            num_samples: The number of samples of the dataset.
+            seed: The seed of the run, on which the shuffling and the draws of the function depend.
+            epoch: The epoch number, from 0, which the function receives.
+
+        Returns:
+            The order of the epoch, with a position for each chosen index.
+
+        Raises:
+            TypeError: The function has returned neither integers nor booleans in one dimension.
+            DataError: It has returned indices out of range, or a mask of the wrong length.
+            EmptyDatasetError: It has returned no sample.
+
+        Example:
+            >>> from pa_data.orders import Curriculum
+            >>> order = Curriculum(lambda epoch: range(epoch + 1), shuffle=False)
+            >>> order.epoch_order(5, seed=0, epoch=2).indices(0, 3)
+            tensor([0, 1, 2])
+        """
         chosen = _indices(self._chosen(epoch, mix(seed, epoch, _DRAWS)), num_samples, epoch)
         return _CurriculumEpoch(chosen, shuffle=self.shuffle, seed=seed, epoch=epoch)
 
@@ -88,6 +112,23 @@ class Curriculum(Order):
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the identity of the function and ``shuffle``, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with a different curriculum by mistake.
+        The function is called for epoch 0.
+
+        Returns:
+            The function under ``"choose"`` (for a callable object, its class and its attributes), its choice for epoch
+            0 under ``"first"``, as a tensor, and ``"shuffle"``.
+
+        Raises:
+            TypeError: The function has returned neither integers nor booleans in one dimension.
+
+        Example:
+            >>> from pa_data.orders import Curriculum
+            >>> Curriculum(lambda epoch: range(epoch + 1)).parameters()["first"]
+            tensor([0])
+        """
         return {"choose": _parts(self.choose), "first": self._chosen(0, 0), "shuffle": self.shuffle}
 
 

@@ -26,22 +26,26 @@ RANDPERM_LIMIT = 10_000_000
 class EpochOrder(ABC):
     """Represent the order in which a single epoch visits the samples of a dataset.
 
-    ``epoch_order``, and the method of the same name of each ``Order``, returns it. Derive from it for a custom order
-    that computes any position without a table; for a table, derive from ``TableOrder``.
+    ``epoch_order``, and the method of the same name of each ``Order``, returns it; ``KeyedDataLoader.order`` is the
+    order of its epoch. Call ``indices`` to look up which sample comes at which position. Derive from it, and implement
+    ``compute_indices``, for a custom order that computes any position without a table; for a table, derive from
+    ``TableOrder``. An ``Order`` makes such an object for each epoch.
 
     Args:
-        num_samples: The number of samples that the epoch visits.
+        num_samples: The number of samples that the epoch visits, which may differ from the length of the dataset.
         seed: The seed of the run.
-        epoch: The number of the epoch.
+        epoch: The epoch number, from 0.
 
     Attributes:
-        algorithm: The versioned name of the algorithm. Its meaning never changes: with the same seed and epoch,
-            ``epoch_order`` returns the same order for it in all later versions.
+        algorithm: The versioned name of the algorithm, which a derived class must set. Its meaning never changes: with
+            the same seed and epoch, ``epoch_order`` returns the same order for it in all later versions.
         repeats: Whether a sample may appear more than once. Random augmentation then depends on the position instead of
-            the sample, so that it differs.
+            the sample, so that it differs. False by default.
         num_samples: The number of samples that the epoch visits.
 
     Example:
+        >>> import torch
+        >>> from pa_data.orders import epoch_order
         >>> order = epoch_order(10, seed=1, epoch=0)
         >>> sorted(order.indices(0, 10).tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -60,17 +64,23 @@ class EpochOrder(ABC):
     def indices(self, start: int, stop: int) -> Tensor:
         """Return the samples at the positions ``[start, stop)`` of the epoch.
 
+        You call it, as loaders do, to find out which samples come when. Any range may be requested at any time, on any
+        process, with the same result; consecutive ranges are fastest. To define an order, override ``compute_indices``
+        instead.
+
         Args:
-            start: The first position.
-            stop: The position after the last.
+            start: The first position, from 0. A position is the place of a sample in this epoch.
+            stop: The position after the last, at most ``num_samples``.
 
         Returns:
-            Indices into the dataset, as int64 of shape ``(stop - start,)``. The caller may change the tensor.
+            Indices into the dataset, as int64 of shape ``(stop - start,)`` on the CPU. The caller may change the
+            tensor.
 
         Raises:
             IndexError: Not ``0 <= start <= stop <= num_samples``.
 
         Example:
+            >>> from pa_data.orders import epoch_order
             >>> epoch_order(10, seed=1, epoch=0, shuffle=False).indices(4, 7)
             tensor([4, 5, 6])
         """
@@ -80,16 +90,23 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def compute_indices(self, start: int, stop: int) -> Tensor:
-        """Compute the samples at some positions. Custom orders override this method, and callers use ``indices``.
+        """Compute the samples at some positions. Custom orders implement this method; callers use ``indices``.
+
+        ``indices`` calls it after checking the range, in the main process and at any time, often with consecutive
+        ranges and after a resume with any range. The result must depend only on the arguments of the constructor and
+        the range, so do not draw from global generators. Return a new tensor each time, since the caller may change it.
 
         Args:
             start: The first position, checked to be in range.
-            stop: The position after the last, checked to be in range.
+            stop: The position after the last, checked to be in range. It may equal ``start``.
 
         Returns:
-            Indices into the dataset, as int64 of shape ``(stop - start,)``.
+            Indices into the dataset, as int64 of shape ``(stop - start,)`` on the CPU. They are not checked.
 
         Example:
+            >>> import torch
+            >>> from torch import Tensor
+            >>> from pa_data.orders import EpochOrder
             >>> class Reversed(EpochOrder):
             ...     algorithm = "reversed-v1"
             ...     def compute_indices(self, start: int, stop: int) -> Tensor:
@@ -100,27 +117,32 @@ class EpochOrder(ABC):
 
     @property
     def batch_ends(self) -> Tensor | None:
-        """The positions after the last sample of each batch, as int64, or None.
+        """The positions after the last sample of each batch, as an int64 tensor of one dimension on the CPU, or None.
 
-        None means that batches may be cut anywhere, with the batch size of the loader. The last position is
-        ``num_samples``.
+        None, the default, means that batches may be cut anywhere, with the batch size of the loader. ``[2, 7, 9]``
+        means batches of 2, 5 and 2 samples. The numbers increase, and the last is ``num_samples``. A loader reads it
+        when an epoch is chosen. Override it in a custom order that makes batches, whose ``Order`` must set
+        ``makes_batches = True``.
         """
         return None
 
     def shares(self, stop: int) -> Mapping[str, float]:
         """Return which fraction of the first positions belongs to each source of the data, by name.
 
-        ``Mixture`` uses it to report how much each dataset contributes.
+        You call it to log how much each dataset of a ``Mixture`` has contributed so far in the epoch. Other orders
+        return an empty mapping, unless a derived class overrides the method.
 
         Args:
-            stop: The number of positions to count.
+            stop: The number of positions to count, from the first position on, at most ``num_samples``.
 
         Returns:
-            Fractions that sum to 1, or an empty mapping for data with a single source.
+            Fractions that sum to 1, or an empty mapping for data with a single source or if ``stop`` is 0.
 
         Example:
-            >>> epoch_order(10, seed=1, epoch=0).shares(10)
-            {}
+            >>> from pa_data.orders import Mixture
+            >>> mixture = Mixture({"ours": range(10), "others": range(30)})
+            >>> mixture.default_order.epoch_order(40, seed=0, epoch=0).shares(40)
+            {'ours': 0.25, 'others': 0.75}
         """
         return {}
 
@@ -184,32 +206,36 @@ def epoch_order(
 ) -> EpochOrder:
     """Return the order of an epoch: a random permutation of the samples, or their sequence.
 
-    Use it directly for a custom loader; ``KeyedDataLoader`` uses it by default. Each position depends only on the seed
-    and the epoch, so any process can compute any part at any time.
+    Use it directly for a custom loader; ``KeyedDataLoader`` uses it by default. For other orders, take a class such as
+    ``Weighted`` and call its method of the same name. Each position depends only on the seed and the epoch, so any
+    process can compute any part at any time.
 
     Nothing is computed before the first call of ``EpochOrder.indices``. Up to 10 million samples the order is
     ``torch.randperm`` with a separate generator. Above, such a table would take seconds and up to gigabytes, so 65,536
     positions are computed at a time, without a table.
 
     Args:
-        num_samples: The number of samples of the dataset.
-        seed: The seed of the run.
-        epoch: The number of the epoch. Each epoch has a different order.
-        shuffle: Whether the order is random. The default is True. With False the samples are visited in the order of
-            the dataset.
-        algorithm: The ``EpochOrder.algorithm`` of an order to reproduce. By default ``shuffle`` and the number of
-            samples decide; a name takes precedence over both.
+        num_samples: The number of samples of the dataset, at least 0.
+        seed: The seed of the run, any integer.
+        epoch: The epoch number, from 0. Each epoch has a different order.
+        shuffle: Whether the order is random. The default is True, for training. With False the samples are visited in
+            the order of the dataset.
+        algorithm: The ``EpochOrder.algorithm`` of an order to reproduce: ``"identity"``, ``"randperm-v1"`` or
+            ``"feistel-v1"``. By default ``shuffle`` and the number of samples decide; a name takes precedence over
+            both.
 
     Returns:
-        The order.
+        The order, whose ``indices(start, stop)`` returns the samples at any positions.
 
     Raises:
         DataError: ``num_samples`` is negative, or the algorithm is unknown.
 
     Example:
-        >>> orders = [epoch_order(1000, seed=0, epoch=epoch) for epoch in range(2)]
-        >>> torch.equal(orders[0].indices(0, 8), orders[1].indices(0, 8))
-        False
+        >>> from pa_data.orders import epoch_order
+        >>> epoch_order(1000, seed=0, epoch=0).indices(0, 4)
+        tensor([811, 104, 283, 389])
+        >>> epoch_order(1000, seed=0, epoch=0, shuffle=False).indices(0, 4)
+        tensor([0, 1, 2, 3])
     """
     check_count("num_samples", num_samples, minimum=0)
     if algorithm is None:

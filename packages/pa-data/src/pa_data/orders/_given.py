@@ -14,15 +14,17 @@ __all__ = ["order_of_dataset"]
 def order_of_dataset(dataset: object, order: object = None) -> Order | None:
     """Return the order in which to visit a dataset: the passed order, or the ``default_order`` of the dataset.
 
-    Use it in a custom loader that takes an order. Datasets such as ``Mixture`` and ``ShardedFiles`` have an order that
-    suits them. For a wrong value, the error says which order to pass, for example in the place of a sampler of torch.
+    Use it in a custom loader or function that takes an ``order`` argument. Datasets such as ``Mixture`` and
+    ``ShardedFiles`` have an order that suits them, as their attribute ``default_order``. For a wrong value, the error
+    says which order to pass, for example in the place of a sampler of torch.
 
     Args:
-        dataset: Any dataset.
+        dataset: Any dataset. Pass None to check the order alone.
         order: The order that a user has passed. The default, None, means the ``default_order`` of the dataset.
 
     Returns:
-        The order, or None if none was passed and the dataset has none.
+        The order, or None if none was passed and the dataset has none; the loader then decides, for example by
+        ``shuffle``.
 
     Raises:
         TypeError: The passed value is not an order, for example a class or a sampler, or it has no name.
@@ -30,7 +32,7 @@ def order_of_dataset(dataset: object, order: object = None) -> Order | None:
     Example:
         >>> import torch
         >>> from torch.utils.data import TensorDataset
-        >>> from pa_data.orders import Mixture, Shuffled
+        >>> from pa_data.orders import Mixture, Shuffled, order_of_dataset
         >>> small, large = TensorDataset(torch.zeros(10)), TensorDataset(torch.ones(90))
         >>> order_of_dataset(Mixture({"small": small, "large": large})).name
         'mixture-v1'

@@ -25,19 +25,21 @@ _GROUPS_OF_WINDOW = 50
 class LengthGrouped(Order):
     """Visit each sample once an epoch in a random order, with samples of similar length next to each other.
 
-    Use it for texts or other sequences that a batch pads to the longest sample: neighbours of similar length need less
-    padding. All batches have the same number of samples; if their size should depend on the lengths, use
-    ``TokenBudget``.
+    Use it for texts or other sequences that a batch pads to the longest sample, as ``order`` of a ``KeyedDataLoader``.
+    Neighbors of similar length need less padding. All batches have the same number of samples; if their size should
+    depend on the lengths, use ``TokenBudget``.
 
     The epoch is shuffled as a whole. Each window of consecutive samples is then sorted by length and cut into groups,
     and the groups are shuffled. A window is computed when it is needed.
 
     Args:
-        lengths: The length of each sample, in the order of the dataset, in tokens or in any other unit.
+        lengths: The length of each sample, in the order of the dataset, in tokens or in any other unit, as whole
+            numbers.
         group_size: The number of samples of similar length that stay together, at least 2. Best is the number of
             samples of an update, or a multiple: batch size x processes x accumulated batches.
         window: The number of samples that are sorted together, a multiple of ``group_size``. The default, None, means
-            50 groups. A larger window pads less, but its groups are less diverse.
+            50 groups, which pads little and still mixes well. A larger window pads less, but its groups are less
+            diverse.
 
     Attributes:
         group_size: The number of samples of similar length that stay together.
@@ -45,14 +47,16 @@ class LengthGrouped(Order):
 
     Raises:
         TypeError: The lengths are not numbers in one dimension.
-        DataError: A length is negative or not a whole number, ``group_size`` is less than 2, or the window is not a
-            multiple of it.
+        DataError: A length is negative or not a whole number, there are no lengths, ``group_size`` is less than 2, or
+            the window is not a multiple of it.
 
     Example:
-        >>> lengths = [3, 90, 4, 80, 5, 70]
-        >>> epoch = LengthGrouped(lengths, group_size=3).epoch_order(6, seed=0, epoch=0)
-        >>> sorted(epoch.indices(0, 3).tolist()) in ([0, 2, 4], [1, 3, 5])
-        True
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import LengthGrouped
+        >>> texts = ["a cat", "seven brown dogs", "a bee", "several grey hens"]
+        >>> order = LengthGrouped([len(text) for text in texts], group_size=2)
+        >>> sorted(sorted(batch) for batch in KeyedDataLoader(texts, batch_size=2, order=order))
+        [['a bee', 'a cat'], ['seven brown dogs', 'several grey hens']]
     """
 
     name: ClassVar[str] = "length-grouped-v1"
@@ -68,11 +72,45 @@ class LengthGrouped(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, in which samples of similar length are neighbors.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Nothing is computed before ``EpochOrder.indices``.
+
+        Args:
+            num_samples: The number of samples of the dataset, which must be the number of lengths.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. Each epoch has different groups.
+
+        Returns:
+            The order of the epoch, with each sample once.
+
+        Raises:
+            DataError: The dataset does not have one sample per length.
+
+        Example:
+            >>> from pa_data.orders import LengthGrouped
+            >>> epoch = LengthGrouped([3, 90, 4, 80, 5, 70], group_size=3).epoch_order(6, seed=0, epoch=0)
+            >>> sorted(epoch.indices(0, 3).tolist()) in ([0, 2, 4], [1, 3, 5])
+            True
+        """
         check_one_for_each_sample("lengths", len(self._lengths), num_samples)
         return _LengthGroupedEpoch(self._lengths, self.group_size, self.window, seed=seed, epoch=epoch)
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the lengths, the group size and the window, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with different lengths by mistake.
+
+        Returns:
+            The lengths under ``"lengths"``, as an int64 tensor on the CPU, ``"group_size"`` and ``"window"``.
+
+        Example:
+            >>> from pa_data.orders import LengthGrouped
+            >>> LengthGrouped([3, 90, 4, 80], group_size=2).parameters()["window"]
+            100
+        """
         return {"lengths": self._lengths.to(torch.int64), "group_size": self.group_size, "window": self.window}
 
 

@@ -31,10 +31,10 @@ class Mixture(ConcatDataset[_SampleT_co]):
     """Combine several datasets into a single dataset, in which each has its share of every epoch.
 
     Use it to train on datasets of very different sizes, or with chosen proportions. As a dataset, it is the
-    concatenation of the datasets, which is right for an evaluation. For training it has a ``default_order``, which
-    loaders of this package use: each epoch has a fixed number of samples of each dataset, spread evenly over the epoch.
-    Each dataset is visited in shuffled passes that continue from one epoch to the next, so all samples of a dataset are
-    visited before any of them returns, even if its share is small.
+    concatenation of the datasets, which is right for an evaluation. For training it has a ``default_order``, which a
+    ``KeyedDataLoader`` with ``shuffle=True`` uses: each epoch has a fixed number of samples of each dataset, spread
+    evenly over the epoch. Each dataset is visited in shuffled passes that continue from one epoch to the next, so all
+    samples of a dataset are visited before any of them returns, even if its share is small.
 
     A sample that appears several times in an epoch gets different random augmentation each time. Batches contain
     samples of all datasets, so all samples must have the same structure.
@@ -42,27 +42,30 @@ class Mixture(ConcatDataset[_SampleT_co]):
     Args:
         datasets: The datasets by name, each with a length and integer indices.
         weights: The share of each dataset in an epoch, relative to the others, by the same names. By default the
-            lengths decide. A weight of 0 leaves out a dataset.
-        num_samples: The number of samples of an epoch. By default it is the sum of the lengths.
+            lengths decide, so that each sample comes equally often. A weight of 0 leaves out a dataset.
+        num_samples: The number of samples of an epoch, over all datasets and processes. By default it is the sum of the
+            lengths.
 
     Attributes:
         names: The names of the datasets, in their order.
         num_samples: The number of samples in an epoch of training, which uses the ``default_order``.
-        default_order: The order for training.
+        default_order: The order for training, an ``Order``.
+        datasets: The datasets, in their order.
 
     Raises:
-        TypeError: The datasets or the weights are not passed by name, or a dataset has no length.
+        TypeError: The datasets are not passed by name, or a dataset has no length or no integer indices.
         DataError: The weights have other names, are negative or not finite, or are so small that a dataset would not
             appear; or datasets of tensors have samples of different shapes or types; or a dataset has a
-            ``default_order`` that does not visit each sample once, as another mixture has.
+            ``default_order`` that does not visit each sample once, for example another mixture.
         EmptyDatasetError: A dataset with a weight above 0 has no samples.
 
     Example:
-        >>> from torch.utils.data import TensorDataset
-        >>> ours, others = TensorDataset(torch.zeros(10)), TensorDataset(torch.ones(90))
-        >>> mixture = Mixture({"ours": ours, "others": others}, weights={"ours": 1, "others": 3})
-        >>> mixture.default_order.epoch_order(len(mixture), seed=0, epoch=0).shares(100)
-        {'ours': 0.25, 'others': 0.75}
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import Mixture
+        >>> mixture = Mixture({"ours": ["a"] * 10, "others": ["b"] * 90}, weights={"ours": 1, "others": 3})
+        >>> loader = KeyedDataLoader(mixture, batch_size=100, shuffle=True)
+        >>> next(iter(loader)).count("a")
+        25
     """
 
     def __init__(
@@ -88,21 +91,21 @@ class Mixture(ConcatDataset[_SampleT_co]):
     def locate(self, index: int) -> tuple[str, int]:
         """Return the dataset of a sample, and its index there.
 
-        Use it to find a bad sample, or to log losses by dataset.
+        You call it to find a bad sample, or to log losses by dataset.
 
         Args:
-            index: The index of the sample in the mixture, not negative.
+            index: The index of the sample in the mixture, from 0 to ``len(mixture) - 1``, as ``EpochOrder.indices``
+                returns it.
 
         Returns:
-            The name of the dataset, and the index of the sample in it.
+            The name of the dataset, and the index of the sample in it, from 0.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: There is no such sample, or the index is negative.
 
         Example:
-            >>> from torch.utils.data import TensorDataset
-            >>> mixture = Mixture({"ours": TensorDataset(torch.zeros(10)), "others": TensorDataset(torch.ones(90))})
-            >>> mixture.locate(12)
+            >>> from pa_data.orders import Mixture
+            >>> Mixture({"ours": range(10), "others": range(90)}).locate(12)
             ('others', 2)
         """
         if not 0 <= index < len(self):

@@ -18,16 +18,20 @@ __all__ = ["Sequential", "Shuffled"]
 class Shuffled(Order):
     """Visit each sample once an epoch, in a random order that differs between epochs.
 
-    It is the usual order for training, and the default of loaders with ``shuffle=True``.
+    It is the usual order for training, and the default of a ``KeyedDataLoader`` with ``shuffle=True``. Pass it as
+    ``order`` to shuffle a dataset that has a different ``default_order``, or to reproduce an earlier algorithm.
 
     Attributes:
         algorithm: The name of the permutation algorithm, which ``EpochOrder.algorithm`` tells. The default, None,
-            chooses by the number of samples. Pass a name to reproduce the order of an earlier run.
+            chooses by the number of samples: ``"randperm-v1"`` up to 10 million, and ``"feistel-v1"`` above. Pass a
+            name to reproduce the order of an earlier run. An unknown name is an error in ``epoch_order``.
 
     Example:
-        >>> order = Shuffled().epoch_order(3, seed=0, epoch=1)
-        >>> sorted(order.indices(0, 3).tolist())
-        [0, 1, 2]
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import Shuffled
+        >>> loader = KeyedDataLoader(range(3), batch_size=3, order=Shuffled())
+        >>> [sorted(batch.tolist()) for batch in loader]
+        [[0, 1, 2]]
     """
 
     name: ClassVar[str] = "shuffled-v1"
@@ -37,10 +41,43 @@ class Shuffled(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return a random permutation of the samples, which depends on the seed and the epoch.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Nothing is computed before ``EpochOrder.indices``.
+
+        Args:
+            num_samples: The number of samples of the dataset, at least 0.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. Each epoch has a different permutation.
+
+        Returns:
+            The order of the epoch, with each sample once.
+
+        Raises:
+            DataError: ``algorithm`` is unknown, or ``num_samples`` is negative.
+
+        Example:
+            >>> from pa_data.orders import Shuffled
+            >>> sorted(Shuffled().epoch_order(3, seed=0, epoch=1).indices(0, 3).tolist())
+            [0, 1, 2]
+        """
         return epoch_order(num_samples, seed=seed, epoch=epoch, algorithm=self.algorithm)
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the algorithm if you have chosen it, which identifies this order in saved states.
+
+        You need not call it; ``fingerprint`` does.
+
+        Returns:
+            A mapping with ``"algorithm"``, or an empty mapping if the number of samples decides.
+
+        Example:
+            >>> from pa_data.orders import Shuffled
+            >>> Shuffled().parameters(), Shuffled("feistel-v1").parameters()
+            ({}, {'algorithm': 'feistel-v1'})
+        """
         return {} if self.algorithm is None else {"algorithm": self.algorithm}
 
 
@@ -48,11 +85,15 @@ class Shuffled(Order):
 class Sequential(Order):
     """Visit each sample once an epoch, in the order of the dataset.
 
-    Use it for data whose order matters, and for datasets that are shuffled already.
+    Use it for data whose order matters, and for datasets that are shuffled already. It is the default of a
+    ``KeyedDataLoader`` with ``shuffle=False``, and the only order for an ``IterableDataset``. Pass it as ``order``
+    where a ``default_order`` of the dataset would be used otherwise.
 
     Example:
-        >>> Sequential().epoch_order(3, seed=0, epoch=1).indices(0, 3).tolist()
-        [0, 1, 2]
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import Sequential
+        >>> [batch.tolist() for batch in KeyedDataLoader(range(3), batch_size=2, order=Sequential())]
+        [[0, 1], [2]]
     """
 
     name: ClassVar[str] = "sequential-v1"
@@ -62,4 +103,24 @@ class Sequential(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of the dataset itself, which is the same for every seed and epoch.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+
+        Args:
+            num_samples: The number of samples of the dataset, at least 0.
+            seed: The seed of the run. It has no effect on the order.
+            epoch: The epoch number, from 0. It has no effect on the order.
+
+        Returns:
+            The order of the epoch, with each sample once.
+
+        Raises:
+            DataError: ``num_samples`` is negative.
+
+        Example:
+            >>> from pa_data.orders import Sequential
+            >>> Sequential().epoch_order(3, seed=0, epoch=1).indices(0, 3)
+            tensor([0, 1, 2])
+        """
         return epoch_order(num_samples, seed=seed, epoch=epoch, shuffle=False)

@@ -23,19 +23,23 @@ _DRAWS = -4  # extends the key of an epoch for draws in its table
 class TableOrder(Order):
     """Base class of custom orders that return the samples of a whole epoch as a table.
 
-    Derive from it, set ``name``, and implement ``indices_of_epoch``. Change the name whenever you change the order:
-    saved states identify the order by it. The public attributes of an instance are its ``parameters``, unless you
-    override that method.
+    Derive from it, set ``name``, and implement ``indices_of_epoch``; override ``length_of_epoch`` if an epoch does not
+    have as many samples as the dataset. Pass an instance as ``order`` to a ``KeyedDataLoader``. Change the name
+    whenever you change the order, because saved states identify the order by it. The public attributes of an instance
+    are its ``parameters``, unless you override that method.
 
     The table must depend only on the arguments, the parameters, and the global random number generators of Python,
     NumPy and torch. These are seeded from the seed and the epoch before the call, and restored afterwards:
     ``torch.randperm(num_samples)`` gives each epoch its own permutation, which is the same on every process and after a
-    resume. An unseeded ``numpy.random.default_rng()`` is not.
+    resume. The numbers of an unseeded ``numpy.random.default_rng()`` differ between processes.
 
     A table takes 8 bytes for each sample, and is computed again when a run resumes.
 
     Example:
         >>> import torch
+        >>> from torch import Tensor
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import TableOrder
         >>> class LongestFirst(TableOrder):
         ...     name = "longest-first-v1"
         ...
@@ -45,24 +49,32 @@ class TableOrder(Order):
         ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor:
         ...         shuffled = torch.randperm(num_samples)
         ...         return shuffled[self.lengths[shuffled].argsort(descending=True)]
-        >>> order = LongestFirst([3, 9, 4])
-        >>> order.epoch_order(3, seed=0, epoch=0).indices(0, 3)
-        tensor([1, 2, 0])
+        >>> loader = KeyedDataLoader(range(3), batch_size=3, order=LongestFirst([3, 9, 4]))
+        >>> list(loader)
+        [tensor([1, 2, 0])]
     """
 
     @abstractmethod
     def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor | Sequence[int]:
-        """Return the samples of an epoch in their order. Subclasses implement this method.
+        """Return the samples of an epoch in their order. Derived classes implement this method.
+
+        It is called on every process when the first batch of an epoch is needed, and again when a run resumes in the
+        epoch. Use only the arguments, the parameters of the order, and the global random number generators of Python,
+        NumPy and torch, which are seeded from the seed and the epoch before the call and restored afterwards.
 
         Args:
             num_samples: The number of samples of the dataset.
-            epoch: The number of the epoch, from 0.
+            epoch: The epoch number, from 0.
 
         Returns:
-            Integers from 0 to ``num_samples - 1`` in one dimension, as many as ``length_of_epoch`` returns. A sample
-            may be missing, or appear several times; it then gets different random augmentation each time.
+            Integers from 0 to ``num_samples - 1`` in one dimension, as many as ``length_of_epoch`` returns: a tensor,
+            an array, a list or a range. A sample may be missing, or appear several times; it then gets different random
+            augmentation each time. For other values, the loader raises a ``TypeError``, or a ``DataError`` if they are
+            out of range or not as many.
 
         Example:
+            >>> from collections.abc import Sequence
+            >>> from pa_data.orders import TableOrder
             >>> class EvenSamples(TableOrder):
             ...     name = "even-samples-v1"
             ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Sequence[int]:
@@ -76,14 +88,20 @@ class TableOrder(Order):
     def length_of_epoch(self, num_samples: int, epoch: int) -> int:
         """Return the number of samples of an epoch. Override it if it is not the number of samples of the dataset.
 
+        It is called when an epoch is chosen, before ``indices_of_epoch`` and much more often, so it should be fast. It
+        must not depend on random numbers, which are not seeded for it. By default it returns ``num_samples``.
+
         Args:
             num_samples: The number of samples of the dataset.
-            epoch: The number of the epoch, from 0.
+            epoch: The epoch number, from 0.
 
         Returns:
-            The number of samples that ``indices_of_epoch`` returns for this epoch.
+            The number of samples that ``indices_of_epoch`` returns for this epoch, at least 1. A smaller number raises
+            a ``DataError``.
 
         Example:
+            >>> from collections.abc import Sequence
+            >>> from pa_data.orders import TableOrder
             >>> class FirstHundred(TableOrder):
             ...     name = "first-hundred-v1"
             ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Sequence[int]:
@@ -97,6 +115,33 @@ class TableOrder(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, whose table ``indices_of_epoch`` makes when it is first needed.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Implement ``indices_of_epoch``, and leave this method as it is.
+
+        Args:
+            num_samples: The number of samples of the dataset.
+            seed: The seed of the run, on which the random numbers of the table depend.
+            epoch: The epoch number, from 0.
+
+        Returns:
+            The order of the epoch. Its ``indices`` raises a ``TypeError`` or a ``DataError`` for a table with wrong
+            indices.
+
+        Raises:
+            DataError: ``length_of_epoch`` has not returned a whole number of at least 1.
+
+        Example:
+            >>> from collections.abc import Sequence
+            >>> from pa_data.orders import TableOrder
+            >>> class Backwards(TableOrder):
+            ...     name = "backwards-v1"
+            ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Sequence[int]:
+            ...         return range(num_samples - 1, -1, -1)
+            >>> Backwards().epoch_order(3, seed=0, epoch=0).indices(0, 3)
+            tensor([2, 1, 0])
+        """
         return _Table(self, num_samples, seed=seed, epoch=epoch)
 
 

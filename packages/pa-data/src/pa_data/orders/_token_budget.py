@@ -29,12 +29,13 @@ _MIXED_BATCHES, _MOST_CELLS = 2, 8
 class TokenBudget(Order):
     """Form batches of samples of similar length, each as large as a number of tokens allows.
 
-    Use it for sequences of very different lengths. The size of a batch is its number of samples times its longest
-    sample, as padding makes it, and is at most ``max_tokens``. So a batch has few long samples or many short samples,
-    and every step takes about the same time and memory. Every sample comes once an epoch. Since batches have different
-    numbers of samples, average the loss over tokens, not over batches.
+    Use it for sequences of very different lengths, as ``order`` of a ``KeyedDataLoader`` without a batch size. The size
+    of a batch is its number of samples times its longest sample, as padding makes it, and is at most ``max_tokens``. So
+    a batch has few long samples or many short samples, and every step takes about the same time and memory. Every
+    sample comes once an epoch. Since batches have different numbers of samples, average the loss over tokens, not over
+    batches. If all batches should have the same number of samples, use ``LengthGrouped``.
 
-    Samples are sorted into buckets by length, on a grid that grows geometrically; up to eight neighbouring cells with
+    Samples are sorted into buckets by length, on a grid that grows geometrically; up to eight neighboring cells with
     fewer than two batches are joined. In each epoch, the samples of each bucket and the order of the batches are
     shuffled.
 
@@ -42,25 +43,35 @@ class TokenBudget(Order):
     process takes the next batch of the order. The buckets are computed once, when the first epoch begins.
 
     Args:
-        lengths: The length of each sample in tokens, in the order of the dataset. A length of 0 counts as 1.
+        lengths: The length of each sample in tokens, in the order of the dataset, as whole numbers. A length of 0
+            counts as 1.
         max_tokens: The largest padded size of a batch of a process, in tokens.
         max_samples: The largest number of samples in a batch, for very short samples. The default, None, sets no limit.
         pad_to_multiple_of: The number whose multiples your ``collate_fn`` pads to. The default, 1, pads to the longest
             sample.
-        bucket_growth: The ratio between the longest lengths of neighbouring cells of the grid, at least 1. A larger
+        bucket_growth: The ratio between the longest lengths of neighboring cells of the grid, at least 1. A larger
             number mixes more lengths and pads more. With the default of 1.02, batches have 1 to 2 % more padding than
             batches of sorted samples.
 
+    Attributes:
+        max_tokens: The largest padded size of a batch of a process, in tokens.
+        max_samples: The largest number of samples in a batch, or None.
+        pad_to_multiple_of: The number whose multiples batches are padded to.
+        bucket_growth: The ratio between the longest lengths of neighboring cells.
+
     Raises:
-        DataError: A sample is longer than ``max_tokens``, or an argument is out of its range.
+        DataError: A sample is longer than ``max_tokens``, a length is negative or not a whole number, or an argument is
+            out of its range.
         TypeError: The lengths are not numbers in one dimension.
 
     Example:
-        >>> order = TokenBudget([3, 5, 30, 4, 28, 5], max_tokens=60)
-        >>> epoch = order.epoch_order(6, seed=0, epoch=0)
-        >>> ends = [0, *epoch.batch_ends.tolist()]
-        >>> sorted(sorted(epoch.indices(*ends[step : step + 2]).tolist()) for step in range(order.num_batches))
-        [[0, 1, 3, 5], [2, 4]]
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import TokenBudget
+        >>> samples = ["abc", "abcde", "a" * 30, "abcd", "b" * 28, "bcdef"]
+        >>> order = TokenBudget([len(sample) for sample in samples], max_tokens=60)
+        >>> loader = KeyedDataLoader(samples, order=order)
+        >>> sorted(len(batch) for batch in loader)
+        [2, 4]
     """
 
     name: ClassVar[str] = "token-budget-v1"
@@ -89,16 +100,58 @@ class TokenBudget(Order):
 
     @property
     def num_batches(self) -> int:
-        """The number of batches of every epoch."""
+        """The number of batches of every epoch, over all processes, an integer.
+
+        On several processes, an epoch has this number divided by their number, rounded up, as steps. The first use
+        sorts the samples into buckets.
+        """
         return len(self._layout.batch_ends)
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, with the ends of its batches in ``batch_ends``.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the batches.
+        The first call sorts the samples into buckets.
+
+        Args:
+            num_samples: The number of samples of the dataset, which must be the number of lengths.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. Each epoch has different batches, equally many.
+
+        Returns:
+            The order of the epoch, with each sample once. ``batch_ends`` is an int64 tensor of the positions after the
+            last sample of each batch.
+
+        Raises:
+            DataError: The dataset does not have one sample per length.
+
+        Example:
+            >>> from pa_data.orders import TokenBudget
+            >>> order = TokenBudget([3, 5, 30, 4, 28, 5], max_tokens=60)
+            >>> epoch = order.epoch_order(6, seed=0, epoch=0)
+            >>> ends = [0, *epoch.batch_ends.tolist()]
+            >>> sorted(sorted(epoch.indices(*ends[batch : batch + 2]).tolist()) for batch in range(order.num_batches))
+            [[0, 1, 3, 5], [2, 4]]
+        """
         check_one_for_each_sample("lengths", len(self._lengths), num_samples)
         return _TokenBudgetEpoch(self._layout, seed=seed, epoch=epoch)
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the lengths and the other arguments, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with different batches by mistake.
+
+        Returns:
+            The lengths under ``"lengths"``, as an int64 tensor on the CPU, and ``"max_tokens"``, ``"max_samples"``,
+            ``"pad_to_multiple_of"`` and ``"bucket_growth"``.
+
+        Example:
+            >>> from pa_data.orders import TokenBudget
+            >>> TokenBudget([3, 5], max_tokens=60).parameters()["max_tokens"]
+            60
+        """
         return {
             "lengths": self._lengths.to(torch.int64),
             "max_tokens": self.max_tokens,

@@ -27,12 +27,12 @@ _TOTAL_BITS = 53  # integers up to this many bits are exact in float64
 class Weighted(Order):
     """Draw samples with probabilities in proportion to their weights, as ``WeightedRandomSampler`` of torch does.
 
-    Use it to show important samples more often. To give all classes the same share, ``ClassBalanced`` has less
-    variance.
+    Use it to show important samples more often, as ``order`` of a ``KeyedDataLoader``. To give all classes the same
+    share, ``ClassBalanced`` has less variance.
 
     With replacement, the sample at a position depends only on the seed, the epoch and the position. No table is needed
-    for an epoch: the weights are summed up once, and a position is found by binary search. A sample that is drawn twice
-    in an epoch gets different random augmentation each time.
+    for an epoch, because the weights are summed up once, and a position is found by binary search. A sample that is
+    drawn twice in an epoch gets different random augmentation each time.
 
     Without replacement, each sample comes at most once, as if samples were drawn one after the other from the remaining
     samples, so heavy samples tend to come early. This needs a table of the whole dataset at the start of each epoch and
@@ -54,8 +54,11 @@ class Weighted(Order):
         TypeError: The weights are not numbers in one dimension.
 
     Example:
-        >>> order = Weighted([0.0, 1.0, 3.0], num_samples=4000).epoch_order(3, seed=0, epoch=0)
-        >>> order.indices(0, 4000).bincount(minlength=3) / 4000
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.orders import Weighted
+        >>> order = Weighted([0.0, 1.0, 3.0], num_samples=4000)
+        >>> batch = next(iter(KeyedDataLoader(range(3), batch_size=4000, order=order)))
+        >>> batch.bincount(minlength=3) / 4000
         tensor([0.0000, 0.2558, 0.7442])
     """
 
@@ -79,6 +82,28 @@ class Weighted(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, whose samples are drawn by their weights.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Nothing is drawn before ``EpochOrder.indices``.
+
+        Args:
+            num_samples: The number of samples of the dataset, which must be the number of weights. It is not the number
+                of samples of the epoch.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. Each epoch has different draws.
+
+        Returns:
+            The order of the epoch, of ``self.num_samples`` positions.
+
+        Raises:
+            DataError: The dataset does not have one sample per weight.
+
+        Example:
+            >>> from pa_data.orders import Weighted
+            >>> Weighted([0.0, 1.0], num_samples=3).epoch_order(2, seed=0, epoch=0).indices(0, 3)
+            tensor([1, 1, 1])
+        """
         check_one_for_each_sample("weights", self._num_weights, num_samples)
         if self._weights is None:
             return _WithReplacement(self._sums, self.num_samples, seed=seed, epoch=epoch)
@@ -86,6 +111,19 @@ class Weighted(Order):
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the weights and the other arguments, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with different weights by mistake.
+
+        Returns:
+            The weights under ``"weights"``, as a tensor (with replacement, their running sums as integers),
+            ``"replacement"`` and ``"num_samples"``.
+
+        Example:
+            >>> from pa_data.orders import Weighted
+            >>> Weighted([1.0, 2.0]).parameters()["num_samples"]
+            2
+        """
         weights = self._sums if self._weights is None else self._weights
         return {"weights": weights, "replacement": self.replacement, "num_samples": self.num_samples}
 
