@@ -25,12 +25,20 @@ __all__ = ["ScriptChanges", "ScriptState"]
 class ScriptChanges(NamedTuple):
     """The state that a script changed, as ``ScriptState.changes`` returns it.
 
-    ``stored`` has an entry for each value that can be restored, by its place: plain values, small tensors and small
-    arrays. Save it with ``torch.save``, for example. ``lost`` has the other changed values by their places, if later
-    steps may need them.
+    A named tuple of two dictionaries, which you unpack as ``stored, lost = state.changes(...)``. A place is the path of
+    a value as a script would write it, for example ``"script.step"``, and begins with the name of a searched object.
+
+    Attributes:
+        stored: An entry for each changed value that can be restored, by its place: for numbers, strings, containers,
+            generators, small tensors and small arrays. Each entry is a dictionary with ``"owner"``, ``"name"``,
+            ``"kind"`` and ``"value"``. Save it with ``torch.save``, for example, and pass it to
+            ``ScriptState.restore``.
+        lost: The other changed values by their places, if later steps may need them. They cannot be saved here, so warn
+            about them, or save them yourself.
 
     Example:
         >>> from types import SimpleNamespace
+        >>> from pa_data.script_state import ScriptState
         >>> script = SimpleNamespace(step=0)
         >>> state = ScriptState({"script": script})
         >>> script.step = 3
@@ -54,27 +62,32 @@ class ScriptState:
     """Find the state that a script changes, so that it can be saved and restored in a new process.
 
     A training script keeps state besides its model and its optimizer, for example a counter, the last losses or a
-    generator. Create a ``ScriptState`` when the script is ready, call ``changes`` for each checkpoint, and call
-    ``restore`` in the restarted script. The class searches attributes, items, closures and hooks, without running code
-    of the script. Of objects of installed packages, only modules, optimizers, schedulers, datasets and loaders are
-    searched.
+    generator. Use this class in a training loop or a library that should resume such scripts without knowing their
+    variables. If you know them, save them yourself, which is simpler. Create a ``ScriptState`` when the script is
+    ready, call ``changes`` for each checkpoint, and call ``restore`` in the restarted script before it continues. The
+    class searches attributes, items, closures and hooks, without running code of the script. Of objects whose class
+    comes from Python's library or an installed package, only the objects in ``roots``, containers, modules, optimizers,
+    schedulers, datasets and loaders are searched.
 
     Only changed values are stored, so that a script may be restarted with other settings. These are numbers, strings,
-    containers of them, small arrays, generators, and small tensors that a module has had from the start. Some changes
-    are left out, because they have no meaning in another process: readings of clocks, and flags that became true when
-    their owner got an object. Values in classes and global variables belong to the whole process, and objects that were
-    created later do not exist in the new process yet. Such values are not stored either.
+    containers of them, small arrays, generators, and small tensors that a module has had from the start; small means at
+    most 65,536 elements. Some changes are left out, because they have no meaning in another process: readings of
+    clocks, and flags that became true when their owner got an object. Values in classes and global variables belong to
+    the whole process, and objects that were created later do not exist in the new process yet. Such values are not
+    stored either.
 
     Args:
         roots: The searched objects by name; places begin with these names. Every change in the first object counts. In
             the other objects, only values count that were present at first.
-        loader: The training loader. It is not searched for state to store, but see ``drawn``. None by default.
+        loader: The training loader, or None, the default. It is not searched for state to store, because loaders save
+            their own, but ``drawn`` reports about it.
         without: Objects that are not searched, because they are saved in another way, for example parameters and
             buffers. By default there are none.
 
     Example:
         >>> from collections import deque
         >>> from types import SimpleNamespace
+        >>> from pa_data.script_state import ScriptState
         >>> script = SimpleNamespace(folder="first", step=0, losses=deque(maxlen=2))
         >>> state = ScriptState({"script": script})
         >>> script.step += 1
@@ -114,22 +127,28 @@ class ScriptState:
         saved: Mapping[str, object] = MappingProxyType({}),
         accepts: Callable[[dict[str, Any]], bool] | None = None,
     ) -> ScriptChanges:
-        """Return the changed state, to be saved in a checkpoint.
+        """Return the state that has changed since this object was created, to be saved in a checkpoint.
+
+        You call it when you save a checkpoint, on each process, as often as you like. Changes are always counted from
+        the creation of this object. The values are copied, so later changes do not affect the result.
 
         Args:
             roots: The searched objects, under the names that the class got.
-            loader: The training loader, as the class got it.
-            without: Objects that are not searched.
+            loader: The training loader, as the class got it. None by default.
+            without: Objects that are not searched, as the class got them. By default there are none.
             saved: The states that some of the searched objects returned from ``state_dict``, by the names of the
-                objects. Attributes are left out if their names are in the state. By default there are no states.
-            accepts: A function that gets the entry of a value, and returns whether your file format can hold it. By
-                default, all entries are stored.
+                objects. Attributes are left out if their names are in the state, since they are saved with it. By
+                default there are no states.
+            accepts: A function that gets the entry of a value, and returns whether your file format can hold it; a
+                value that it rejects is in ``lost``. By default, all entries are stored.
 
         Returns:
-            The entries to save, and the values that cannot be saved.
+            A ``ScriptChanges``: the entries to save as ``stored``, and the values that cannot be saved as ``lost``,
+            both by place.
 
         Example:
             >>> from types import SimpleNamespace
+            >>> from pa_data.script_state import ScriptState
             >>> script = SimpleNamespace(step=0, name="first")
             >>> state = ScriptState({"script": script})
             >>> script.step = 3
@@ -155,16 +174,20 @@ class ScriptState:
     def drawn(self) -> list[str]:
         """Return the places of generators and counters that reading samples has changed, in this process or in workers.
 
-        They are not stored, because they may belong to a batch that was read ahead. Use the places to warn that a
-        resumed run will draw different random numbers for its samples. Save objects with a ``state_dict`` yourself, and
-        the generators of a plain loader, of its samplers and of its dataset.
+        You call it after some batches, for example at the end of an epoch, to warn that a resumed run will draw
+        different random numbers for its samples. These values are not stored, because they may belong to a batch that
+        was read ahead. Objects with ``state_dict`` and ``load_state_dict`` are not included, nor are the generators of
+        a plain loader, of its samplers and of its dataset. Save these yourself.
 
         Returns:
-            The places.
+            The places, beginning with the part of the loader, for example ``"dataset.noise"``; an empty list if nothing
+            has changed, or without a loader.
 
         Example:
             >>> import random
             >>> from torch.utils.data import Dataset
+            >>> from pa_data import KeyedDataLoader
+            >>> from pa_data.script_state import ScriptState
             >>> class Noisy(Dataset[float]):
             ...     def __len__(self) -> int:
             ...         return 4
@@ -190,17 +213,26 @@ class ScriptState:
     ) -> list[str]:
         """Restore the saved entries in a script that has been started again.
 
+        You call it on each process when the script has created its objects, and before it continues. It needs no
+        ``ScriptState``. Values are set without running code of the script, and containers keep their identity. Create
+        the ``ScriptState`` for later checkpoints before this call, so that restored values count as changes.
+
         Args:
-            stored: The saved entries.
-            roots: The searched objects, under the names that the class got.
-            loader: The training loader.
-            without: Objects that are not searched.
+            stored: The ``stored`` entries of ``ScriptChanges``, by place.
+            roots: The searched objects of this process, under the names that the class got.
+            loader: The training loader, as the class got it. None by default.
+            without: Objects that are not searched, as the class got them. By default there are none.
 
         Returns:
-            The places of entries that could not be restored, although the object that they begin with is there.
+            The places of entries that could not be restored, although the object that they begin with is in ``roots``,
+            for example because an attribute on their path is gone. Places that begin with a different name are ignored.
+
+        Raises:
+            TypeError: An entry is not an entry of ``ScriptChanges``.
 
         Example:
             >>> from types import SimpleNamespace
+            >>> from pa_data.script_state import ScriptState
             >>> script = SimpleNamespace(step=0)
             >>> state = ScriptState({"script": script})
             >>> script.step = 3
@@ -225,13 +257,21 @@ class ScriptState:
     def same_on_all(stored: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
         """Return the entries that are equal on all processes, for a new run with a different number of processes.
 
+        You call it before ``restore`` in such a run, because a value of a single process, for example its rank, fits no
+        other process. With the same number of processes, each process restores its own entries instead.
+
         Args:
-            stored: The entries of each process. Arrays and tensors are compared by their elements.
+            stored: The ``stored`` entries of each process, at least one. Arrays and tensors are compared by their
+                elements.
 
         Returns:
-            The common entries.
+            The common entries by place, for ``restore`` on every process.
+
+        Raises:
+            ValueError: ``stored`` is empty.
 
         Example:
+            >>> from pa_data.script_state import ScriptState
             >>> first = {"script.step": {"value": 3}, "script.rank": {"value": 0}}
             >>> second = {"script.step": {"value": 3}, "script.rank": {"value": 1}}
             >>> ScriptState.same_on_all([first, second])

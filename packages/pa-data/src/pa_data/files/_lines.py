@@ -25,15 +25,17 @@ _NEW_LINE, _RETURN = b"\n", b"\r"
 class TextLines:
     r"""Read text files in which each line is a sample, as a string without the line break.
 
-    Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Each file is read once to find its lines; pass
-    ``index`` to ``ShardedFiles`` to keep the positions.
+    Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Lines may end with ``\n`` or ``\r\n``. Each file
+    is read once to find its lines; pass ``index`` to ``ShardedFiles`` to keep the positions. For one JSON value per
+    line, use ``JsonLines``.
 
     Attributes:
-        encoding: The encoding of the text. It must write a line break as byte 10, as the default, UTF-8, does.
+        encoding: The encoding of the text, a name that ``bytes.decode`` knows. It must write a line break as byte 10,
+            as the default, UTF-8, does; UTF-16 does not.
 
     Example:
-        >>> import tempfile, pathlib
-        >>> from pa_data.files import ShardedFiles
+        >>> import pathlib, tempfile
+        >>> from pa_data.files import ShardedFiles, TextLines
         >>> folder = tempfile.TemporaryDirectory()
         >>> _ = pathlib.Path(folder.name, "a.txt").write_text("first\nsecond\n")
         >>> list(ShardedFiles(f"{folder.name}/*.txt", TextLines()))
@@ -47,17 +49,20 @@ class TextLines:
     def count(self, file: ShardFile) -> int:
         r"""Return the number of lines of a file that are not empty.
 
+        ``ShardedFiles`` calls it, so you need not. The file is read once to find its lines.
+
         Args:
-            file: The file.
+            file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            The number of samples.
+            The number of samples, which may be 0.
 
         Raises:
             ShardError: The file is missing or damaged.
 
         Example:
-            >>> import tempfile, pathlib
+            >>> import pathlib, tempfile
+            >>> from pa_data.files import ShardFile, TextLines
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = pathlib.Path(folder, "a.txt")
             ...     _ = path.write_text("first\n\nsecond\n")
@@ -69,17 +74,22 @@ class TextLines:
     def open(self, file: ShardFile) -> _LinesOfFile[str]:
         r"""Open a file for reading its lines in any order.
 
+        ``ShardedFiles`` calls it, so you need not. The file is read once to find its lines, unless ``count`` has done
+        so.
+
         Args:
-            file: The file.
+            file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            An object that returns line ``n`` for the index ``n``, counted from 0.
+            An object that returns line ``n``, as a string, for the index ``n``, counted from 0 without empty lines.
 
         Raises:
-            ShardError: The file is missing or damaged. Reading a line raises it if the encoding is wrong.
+            ShardError: The file is missing or damaged. Reading a line raises it if the line is not text in the
+                encoding.
 
         Example:
-            >>> import tempfile, pathlib
+            >>> import pathlib, tempfile
+            >>> from pa_data.files import ShardFile, TextLines
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = pathlib.Path(folder, "a.txt")
             ...     _ = path.write_text("first\nsecond\n")
@@ -95,12 +105,13 @@ class TextLines:
 class JsonLines:
     r"""Read files of JSON lines, in which each line is a sample, as ``json.loads`` parses it.
 
-    Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Each file is read once to find its lines; pass
-    ``index`` to ``ShardedFiles`` to keep the positions.
+    Pass it to ``ShardedFiles`` as the reader. Each line is a JSON value in UTF-8: usually an object, which becomes a
+    dictionary. Empty lines are skipped. Each file is read once to find its lines; pass ``index`` to ``ShardedFiles`` to
+    keep the positions. For lines of plain text, use ``TextLines``.
 
     Example:
-        >>> import tempfile, pathlib
-        >>> from pa_data.files import ShardedFiles
+        >>> import pathlib, tempfile
+        >>> from pa_data.files import JsonLines, ShardedFiles
         >>> folder = tempfile.TemporaryDirectory()
         >>> _ = pathlib.Path(folder.name, "a.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
         >>> list(ShardedFiles(f"{folder.name}/*.jsonl", JsonLines()))
@@ -111,19 +122,22 @@ class JsonLines:
     name: ClassVar[str] = "json-lines-v1"
 
     def count(self, file: ShardFile) -> int:
-        r"""Return the number of lines of a file that are not empty.
+        r"""Return the number of lines of a file that are not empty. The lines are not parsed.
+
+        ``ShardedFiles`` calls it, so you need not. The file is read once to find its lines.
 
         Args:
-            file: The file.
+            file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            The number of samples.
+            The number of samples, which may be 0.
 
         Raises:
             ShardError: The file is missing or damaged.
 
         Example:
-            >>> import tempfile, pathlib
+            >>> import pathlib, tempfile
+            >>> from pa_data.files import JsonLines, ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = pathlib.Path(folder, "a.jsonl")
             ...     _ = path.write_text('{"x": 1}\n{"x": 2}\n')
@@ -135,17 +149,21 @@ class JsonLines:
     def open(self, file: ShardFile) -> _LinesOfFile[Any]:
         r"""Open a file for reading its lines in any order.
 
+        ``ShardedFiles`` calls it, so you need not. The file is read once to find its lines, unless ``count`` has done
+        so.
+
         Args:
-            file: The file.
+            file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            An object that returns the parsed line ``n`` for the index ``n``, counted from 0.
+            An object that returns the parsed line ``n`` for the index ``n``, counted from 0 without empty lines.
 
         Raises:
             ShardError: The file is missing or damaged. Reading a line raises it if the line is not valid JSON.
 
         Example:
-            >>> import tempfile, pathlib
+            >>> import pathlib, tempfile
+            >>> from pa_data.files import JsonLines, ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = pathlib.Path(folder, "a.jsonl")
             ...     _ = path.write_text('{"x": 1}\n{"x": 2}\n')

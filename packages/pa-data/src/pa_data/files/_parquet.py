@@ -34,12 +34,12 @@ class Parquet:
             reads and decodes less.
 
     Raises:
-        RuntimeError: pyarrow is not installed.
+        RuntimeError: pyarrow is not installed. ``count`` and ``open`` raise it, not the constructor.
 
     Example:
         >>> import tempfile
         >>> import pyarrow as pa, pyarrow.parquet as pq
-        >>> from pa_data.files import ShardedFiles
+        >>> from pa_data.files import Parquet, ShardedFiles
         >>> folder = tempfile.TemporaryDirectory()
         >>> pq.write_table(pa.table({"text": ["first", "second"], "label": [1, 2]}), f"{folder.name}/a.parquet")
         >>> data = ShardedFiles(f"{folder.name}/*.parquet", Parquet(columns=["text"]))
@@ -54,18 +54,22 @@ class Parquet:
     def count(self, file: ShardFile) -> int:
         """Return the number of rows of a file, from its footer.
 
+        ``ShardedFiles`` calls it, so you need not. No row is decoded.
+
         Args:
-            file: The file.
+            file: The file, on disk or in an object store.
 
         Returns:
-            The number of samples.
+            The number of samples, which may be 0.
 
         Raises:
-            ShardError: The file is missing or damaged, or lacks a column.
+            ShardError: The file is missing or damaged, is not a Parquet file, or lacks one of ``columns``.
+            RuntimeError: pyarrow is not installed.
 
         Example:
             >>> import tempfile
             >>> import pyarrow as pa, pyarrow.parquet as pq
+            >>> from pa_data.files import Parquet, ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     pq.write_table(pa.table({"label": [1, 2]}), f"{folder}/a.parquet")
             ...     Parquet().count(ShardFile(f"{folder}/a.parquet"))
@@ -78,18 +82,23 @@ class Parquet:
     def open(self, file: ShardFile) -> _ParquetShard:
         """Open a file and read its footer.
 
+        ``ShardedFiles`` calls it, so you need not. A row group is decoded when a row of it is requested.
+
         Args:
-            file: The file.
+            file: The file, on disk or in an object store.
 
         Returns:
-            An object that returns row ``n`` as a dictionary for the index ``n``, counted from 0.
+            An object that returns row ``n`` as a dictionary by column for the index ``n``, counted from 0, and has a
+            method ``close``.
 
         Raises:
-            ShardError: The file is missing or damaged, or lacks a column.
+            ShardError: The file is missing or damaged, is not a Parquet file, or lacks one of ``columns``.
+            RuntimeError: pyarrow is not installed.
 
         Example:
             >>> import tempfile
             >>> import pyarrow as pa, pyarrow.parquet as pq
+            >>> from pa_data.files import Parquet, ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     pq.write_table(pa.table({"label": [1, 2]}), f"{folder}/a.parquet")
             ...     Parquet().open(ShardFile(f"{folder}/a.parquet"))[1]

@@ -36,8 +36,13 @@ _UNKNOWN = (".zst", ".zstd", ".lz4", ".snappy", ".br", ".zip", ".7z")
 class ByteSource(Protocol):
     """Describe an open file from which any range of bytes can be read; ``ShardFile.source`` returns it.
 
+    Use it as a type in your own reader. You need not implement it. It has no position, so processes that were forked
+    can share it, and it closes its file when it is deleted.
+
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pa_data.files import ByteSource, ShardFile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "a.txt")
         ...     _ = path.write_text("first, second")
@@ -49,18 +54,24 @@ class ByteSource(Protocol):
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of the file, or fewer at its end.
 
+        You call it in a reader to read a sample, any number of times and in any order. Positions of a compressed file
+        count decompressed bytes. From an object store, blocks of 1 MiB are fetched and cached, so neighboring reads are
+        fast.
+
         Args:
-            start: The position of the first byte.
-            stop: The position after the last byte.
+            start: The position of the first byte, from 0.
+            stop: The position after the last byte, at least ``start``.
 
         Returns:
-            The bytes.
+            The bytes; fewer than ``stop - start``, or none, if the file ends before.
 
         Raises:
             ShardError: The file cannot be read.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.txt")
             ...     _ = path.write_text("first, second")
@@ -74,10 +85,14 @@ class ShardFile:
     """Give a reader access to a file of a dataset, on disk or in an object store, compressed or not.
 
     ``ShardedFiles`` creates an object for each file, and passes it to ``count`` and ``open`` of its reader. Create an
-    object yourself to try out a reader.
+    object yourself to try out a reader. Creating it reads nothing. In a reader, call ``source`` to read single samples,
+    ``stream`` to read the whole file once, ``index`` to keep the positions of samples, and ``piece`` to cache decoded
+    parts.
+
+    Files that end with ``.gz``, ``.tgz``, ``.bz2`` or ``.xz`` are decompressed by ``source`` and ``stream``.
 
     Args:
-        path: The path or the URL of the file.
+        path: The path of the file, or a URL that fsspec supports, for example ``s3://bucket/train.tar``.
         name: The name of the file within the common folder of the dataset. The default is the last component of
             ``path``.
         options: The arguments for the file system of a URL, for example credentials, as fsspec takes them. The default
@@ -85,13 +100,14 @@ class ShardFile:
 
     Attributes:
         path: The path or the URL of the file.
-        name: The name of the file within the common folder of the dataset.
+        name: The name of the file within the common folder of the dataset, for example ``"train/a.jsonl"``. Saved
+            states identify the files by these names, so a dataset may be moved.
         options: The arguments for the file system of a URL.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from pa_data.files import TextLines
+        >>> from pa_data.files import ShardFile, TextLines
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name, "a.txt")
         >>> _ = path.write_text("first, second")
@@ -116,12 +132,21 @@ class ShardFile:
 
     @property
     def size(self) -> int:
-        """The number of bytes of the file, compressed if it is compressed."""
+        """The number of bytes of the file, an integer; compressed bytes if it is compressed.
+
+        It is read at the first use, and does not change afterwards, even if the file does; see ``check_unchanged``.
+
+        Raises:
+            ShardError: The file is missing or cannot be read.
+        """
         return self._stamp.size
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the file is compressed, so that its bytes can only be read from the beginning."""
+        """Whether the file is compressed, so that its bytes can only be read from the beginning.
+
+        True if the name ends with ``.gz``, ``.tgz``, ``.bz2`` or ``.xz``. The file itself is not read.
+        """
         return self._ending in _COMPRESSED
 
     @property
@@ -131,22 +156,31 @@ class ShardFile:
 
     @property
     def has_index_in_memory(self) -> bool:
-        """Whether the whole file was read to find its samples, which happens again at the next start of the script."""
+        """Whether ``index`` has computed arrays that are kept in memory only.
+
+        It is False at first, and always if ``ShardedFiles`` has an ``index`` folder. ``ShardedFiles`` reads it for its
+        warning that all files are read again at the next start of the script.
+        """
         return bool(self._in_memory)
 
     def source(self) -> ByteSource:
         """Open the file for reading any range of bytes.
 
-        A compressed file is decompressed completely, and kept in memory while it is in use.
+        You call it in ``open`` of a reader, and read each sample with it. A compressed file is decompressed completely
+        at the first read, and kept in memory while it is in use. To read the whole file once, ``stream`` needs less
+        memory.
 
         Returns:
-            An object with ``read(start, stop)``.
+            An object with ``read(start, stop)``, a ``ByteSource``. It needs no closing.
 
         Raises:
-            ShardError: The file is missing or damaged, or too large to be decompressed in memory.
+            ShardError: The file is missing. Reading raises it for a damaged file, or a file too large to be
+                decompressed in memory: more than 1 GiB, or than ``cache_bytes`` of the dataset if that is larger.
 
         Example:
             >>> import gzip, tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.txt.gz")
             ...     _ = path.write_bytes(gzip.compress(b"first, second"))
@@ -160,20 +194,23 @@ class ShardFile:
     def open(self, *, reads_all: bool = False) -> BinaryIO:
         """Open the file for reading and seeking, without decompressing it.
 
-        Use it for libraries that read a file object, for example pyarrow.
+        You call it in a reader for libraries that read a file object, for example pyarrow. For ranges of bytes,
+        ``source`` is simpler.
 
         Args:
             reads_all: Whether to read ahead from an object store, for reading the whole file. The default, False,
-                fetches only the requested bytes.
+                fetches only the requested bytes. For a file on disk it has no effect.
 
         Returns:
             A file that is open in binary mode. The caller closes it.
 
         Raises:
-            ShardError: The file is missing.
+            ShardError: The file is missing, or its URL is not supported.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.txt")
             ...     _ = path.write_text("first, second")
@@ -192,16 +229,21 @@ class ShardFile:
     def stream(self) -> Generator[IO[bytes]]:
         r"""Open the file for reading it once from the beginning to the end, decompressed.
 
-        Use it in ``make`` of ``index``, to find the samples in the file.
+        A context manager. You use it in the function that you pass to ``index``, to find the samples in the file. For
+        single samples, use ``source``.
 
         Yields:
-            A file that is open in binary mode, and is closed when the block ends.
+            A file that is open in binary mode, and is closed when the block ends. It can only be read forwards: of a
+            compressed file, only ``read(size)`` is there.
 
         Raises:
-            ShardError: The file is missing or damaged, or its compression is not supported.
+            ShardError: The file is missing or damaged, or its compression is not supported. Reading more than 1 GiB
+                from a compressed file raises it, too, or more than ``cache_bytes`` of the dataset if that is larger.
 
         Example:
             >>> import gzip, tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.txt.gz")
             ...     _ = path.write_bytes(gzip.compress(b"first\nsecond\n"))
@@ -226,22 +268,27 @@ class ShardFile:
     def index(self, kind: str, make: Callable[[], Arrays]) -> Arrays:
         """Return arrays with the positions of the samples, from the index folder, or computed by a function.
 
-        Use it in a reader that must read a file to find its samples. With ``index=FOLDER`` of ``ShardedFiles``, the
-        arrays are computed once and kept on disk; otherwise each process computes them once.
+        You call it in ``count`` and ``open`` of a reader that must read a file to find its samples. With
+        ``index=FOLDER`` of ``ShardedFiles``, the arrays are computed once and kept on disk, until the file changes;
+        otherwise each process computes them once.
 
         Args:
-            kind: The versioned name of the algorithm in ``make``. Its meaning must never change.
-            make: A function that reads the file, and returns one-dimensional arrays of int64 or uint8 by name.
+            kind: The versioned name of the algorithm in ``make``, for example ``"records-v1"``. Choose a new name
+                whenever the arrays would differ.
+            make: A function that reads the file, and returns one-dimensional NumPy arrays of int64 or uint8 by name. It
+                is called at most once.
 
         Returns:
-            The arrays.
+            The arrays by name. They may be mapped from a file on disk, so do not write to them.
 
         Raises:
             ShardError: The file is missing or damaged.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
             >>> import numpy as np
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.bin")
             ...     _ = path.write_bytes(bytes(12))
@@ -258,17 +305,21 @@ class ShardFile:
     def piece(self, key: object, make: Callable[[], _PieceT]) -> _PieceT:
         """Return a decoded part of the file, from a cache that all files of the dataset share.
 
-        Use it in a reader that decodes several samples at once, for example a row group.
+        You call it in a reader that decodes several samples at once, for example a row group. Each process has its own
+        cache of ``cache_bytes`` of ``ShardedFiles``, which drops the parts that were not used for the longest time. A
+        ``ShardFile`` that you create yourself has a cache of 256 MiB.
 
         Args:
-            key: The key of the part within the file.
-            make: A function that decodes the part. The result must have ``nbytes``.
+            key: The key of the part within the file, any hashable object.
+            make: A function that decodes the part. It is called if the part is not in the cache. The result must have
+                ``nbytes``, its size in bytes, as arrays, tables of pyarrow and ``memoryview`` have.
 
         Returns:
-            The part.
+            The part. It is shared, so do not change it.
 
         Example:
             >>> import numpy as np
+            >>> from pa_data.files import ShardFile
             >>> file = ShardFile("a.bin")
             >>> first = file.piece("rows 0 to 9", lambda: np.arange(10))
             >>> file.piece("rows 0 to 9", lambda: np.arange(10)) is first
@@ -280,10 +331,16 @@ class ShardFile:
     def explaining(self) -> Generator[None]:
         """Turn errors of reading within the block into a ``ShardError`` that names the file.
 
+        A context manager. You use it in a reader around the calls of a library that reads the file. The methods of this
+        class use it themselves.
+
         Raises:
-            ShardError: The block has raised an ``OSError``, or an error about damaged compressed data.
+            ShardError: The block has raised an ``OSError``, or an error about damaged compressed data (``EOFError``,
+                ``zlib.error`` or ``lzma.LZMAError``). Any other error stays as it is.
 
         Example:
+            >>> from pa_data.errors import ShardError
+            >>> from pa_data.files import ShardFile
             >>> try:
             ...     with ShardFile("no/such/file.bin").explaining():
             ...         open("no/such/file.bin")
@@ -299,11 +356,17 @@ class ShardFile:
     def check_unchanged(self) -> None:
         """Raise an error if the file has changed since this object first read it.
 
+        ``ShardedFiles`` calls it before it counts or opens a file, so a reader need not call it. The first call only
+        notes the size of the file and its version: the time of its last change or, in an object store, its tag.
+
         Raises:
-            ShardError: The size or the version of the file has changed.
+            ShardError: The size or the version of the file has changed, or the file is missing.
 
         Example:
             >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.errors import ShardError
+            >>> from pa_data.files import ShardFile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = Path(folder, "a.txt")
             ...     _ = path.write_text("first")
@@ -429,10 +492,13 @@ def shard_files(
 class OpenShard(Protocol[_SampleT_co]):
     """Describe the samples of an open file; any sequence, for example an array, is an open shard.
 
-    A reader returns it from ``open``. If it has a method ``close``, the method is called when the file is no longer in
-    use.
+    ``ShardReader.open`` returns it, and ``ShardedFiles`` reads each sample with ``shard[row]``, where ``row`` is from 0
+    to one less than the number that ``ShardReader.count`` returned. Your class need not derive from this class. If it
+    has a method ``close``, that method is called without arguments when the file is no longer in use. Raise a
+    ``ShardError`` for a sample that cannot be read.
 
     Example:
+        >>> from pa_data.files import OpenShard
         >>> class Squares:
         ...     def __getitem__(self, row: int) -> int:
         ...         return row * row
@@ -451,12 +517,15 @@ class OpenShard(Protocol[_SampleT_co]):
 class ShardReader(Protocol[_SampleT_co]):
     """Describe a reader of files of a certain kind, whose samples can be read in any order.
 
-    Implement it for your own format: ``count`` and ``open`` are enough.
+    Implement it for your own format, and pass an object of your class to ``ShardedFiles``: ``count`` and ``open`` are
+    enough, and the class need not derive from this class. The readers ``JsonLines``, ``TextLines``, ``Parquet`` and
+    ``TarSamples`` are there for common formats. The object must be picklable if workers are started with ``"spawn"`` or
+    ``"forkserver"``.
 
     Example:
         >>> import tempfile
         >>> import numpy as np
-        >>> from pa_data.files import ShardedFiles
+        >>> from pa_data.files import ShardedFiles, ShardFile
         >>> class NumpyRows:
         ...     def count(self, file: ShardFile) -> int:
         ...         return len(self.open(file))
@@ -469,21 +538,31 @@ class ShardReader(Protocol[_SampleT_co]):
     """
 
     def count(self, file: ShardFile) -> int:
-        """Return the number of samples of a file.
+        """Return the number of samples of a file; implement it in your reader.
+
+        ``ShardedFiles`` calls it for each file when it is created, on every process. With ``counts``, it calls it only
+        when a file is first opened, to compare the numbers. The number must be the same whenever the same file is
+        counted.
 
         Args:
-            file: The file. ``file.index`` keeps positions that are slow to find.
+            file: The file. ``file.index`` keeps positions that are slow to find, for later calls and for ``open``.
 
         Returns:
-            The number of samples.
+            The number of samples, which may be 0.
+
+        Raises:
+            ShardError: The file is missing, damaged or of the wrong kind. The methods of ``file`` raise it for you;
+                raise it yourself for a wrong format.
 
         Example:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> class Bytes:
             ...     def count(self, file: ShardFile) -> int:
             ...         return file.size
             ...     def open(self, file: ShardFile) -> bytes:
             ...         return file.source().read(0, file.size)
-            >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     _ = Path(folder, "a.bin").write_bytes(b"abc")
             ...     Bytes().count(ShardFile(f"{folder}/a.bin"))
@@ -492,21 +571,31 @@ class ShardReader(Protocol[_SampleT_co]):
         ...
 
     def open(self, file: ShardFile) -> OpenShard[_SampleT_co]:
-        """Open a file, which stays open while its samples are read.
+        """Open a file, which stays open while its samples are read; implement it in your reader.
+
+        ``ShardedFiles`` calls it in each process or worker when it needs the first sample of the file, and again if the
+        file was closed in between. Open files of a process are not shared with other processes.
 
         Args:
-            file: The file.
+            file: The file. ``file.source()`` reads ranges of bytes, and ``file.piece`` caches decoded parts.
 
         Returns:
-            An object that returns sample ``n`` for the index ``n``, counted from 0.
+            An object that returns sample ``n`` for the index ``n``, counted from 0. Its method ``close``, if it has
+            any, is called when the file is no longer in use.
+
+        Raises:
+            ShardError: The file is missing, damaged or of the wrong kind. The methods of ``file`` raise it for you;
+                raise it yourself for a wrong format.
 
         Example:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_data.files import ShardFile
             >>> class Bytes:
             ...     def count(self, file: ShardFile) -> int:
             ...         return file.size
             ...     def open(self, file: ShardFile) -> bytes:
             ...         return file.source().read(0, file.size)
-            >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     _ = Path(folder, "a.bin").write_bytes(b"abc")
             ...     Bytes().open(ShardFile(f"{folder}/a.bin"))[2]

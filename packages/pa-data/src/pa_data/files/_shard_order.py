@@ -27,11 +27,12 @@ _SEQUENCE = -1  # extends the key of the shards, where windows have their number
 class ShardOrder(Order):
     """Visit each sample once an epoch, so that only a few files are read at a time.
 
-    ``ShardedFiles`` has it as its ``default_order``. A full shuffle would open all files at once; this order trades
-    some randomness for sequential reading. In each epoch, the files, here called shards, come in a random order. The
-    sequence of all samples is cut into windows of consecutive samples, and each window is shuffled. A window that
-    crosses the end of a shard mixes samples of several shards. Any position is computed directly, so a run resumes
-    without reading the samples before it.
+    ``ShardedFiles`` has it as its ``default_order``, so you rarely create it: pass ``window``, ``lanes`` and ``block``
+    to ``ShardedFiles``. A full shuffle would open all files at once; this order trades some randomness for sequential
+    reading. In each epoch, the files, here called shards, come in a random order. The sequence of all samples is cut
+    into windows of consecutive samples, and each window is shuffled. A window that crosses the end of a shard mixes
+    samples of several shards. Any position is computed directly, so a run resumes without reading the samples before
+    it.
 
     With several lanes, the sequence is cut into equally long parts that take turns: ``block`` samples of the first
     lane, then of the second, and so on. If ``lanes`` is the number of processes times their workers, and ``block`` is
@@ -39,17 +40,20 @@ class ShardOrder(Order):
     the same, but several workers read the same files.
 
     Attributes:
-        names: The name of each shard.
-        counts: The number of samples of each shard.
+        names: The name of each shard. The names only identify the order in saved states.
+        counts: The number of samples of each shard, in the order of ``names``.
         window: The number of consecutive samples that are shuffled together, in all lanes together. The default is
-            10,000. A larger window shuffles better, and reads more files at a time.
-        lanes: The number of parts that take turns. The default is 1.
-        block: The number of samples in the turn of a lane. The default is 32.
+            10,000. A larger window shuffles better, and reads more files at a time. 1 keeps the samples of a shard in
+            sequence.
+        lanes: The number of parts that take turns, at most ``window``. The default is 1, for one process without
+            workers.
+        block: The number of samples in the turn of a lane. The default is 32, a common batch size.
 
     Raises:
         DataError: A number is out of its range.
 
     Example:
+        >>> from pa_data.files import ShardOrder
         >>> order = ShardOrder(names=("a", "b"), counts=(3, 4), window=3).epoch_order(7, seed=3, epoch=1)
         >>> order.indices(0, 7).tolist()
         [5, 3, 4, 0, 1, 6, 2]
@@ -74,6 +78,28 @@ class ShardOrder(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of an epoch, with the shards in random order and their samples shuffled within windows.
+
+        A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
+        Nothing is computed before ``EpochOrder.indices``.
+
+        Args:
+            num_samples: The number of samples of the dataset, which must be the sum of ``counts``.
+            seed: The seed of the run.
+            epoch: The epoch number, from 0. Each epoch has a different order.
+
+        Returns:
+            The order of the epoch, with each sample once.
+
+        Raises:
+            DataError: The dataset has a different number of samples, for example since it is a subset.
+
+        Example:
+            >>> from pa_data.files import ShardOrder
+            >>> epoch = ShardOrder(names=("a", "b"), counts=(3, 4), window=1).epoch_order(7, seed=0, epoch=0)
+            >>> epoch.indices(0, 7).tolist() in ([0, 1, 2, 3, 4, 5, 6], [3, 4, 5, 6, 0, 1, 2])
+            True
+        """
         if num_samples != sum(self.counts):
             raise DataError(
                 f"The order of the files belongs to another dataset. Got a dataset of {num_samples} samples, an "
@@ -84,6 +110,19 @@ class ShardOrder(Order):
 
     @override
     def parameters(self) -> Mapping[str, object]:
+        """Return the names and counts of the shards and the window, which identify this order in saved states.
+
+        You need not call it. ``fingerprint`` does, so that a run cannot resume with different files by mistake. The
+        folder of the files is not a part of it.
+
+        Returns:
+            The arguments by name; ``"lanes"`` and ``"block"`` only if there are several lanes.
+
+        Example:
+            >>> from pa_data.files import ShardOrder
+            >>> ShardOrder(names=("a", "b"), counts=(3, 4)).parameters()
+            {'names': ['a', 'b'], 'counts': [3, 4], 'window': 10000}
+        """
         lanes = {"lanes": self.lanes, "block": self.block} if self.lanes > 1 else {}
         return {"names": list(self.names), "counts": list(self.counts), "window": self.window, **lanes}
 

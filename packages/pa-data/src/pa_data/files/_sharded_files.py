@@ -33,7 +33,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
     r"""Present the samples of many files, here called shards, as a single dataset with a length and indices.
 
     Use it for data that does not fit into memory, on disk or in an object store. Unlike a stream, it can resume at any
-    sample, be split over any number of processes, and be shuffled differently in each epoch.
+    sample, be split over any number of processes, and be shuffled differently in each epoch. Pass it to a
+    ``KeyedDataLoader`` with ``shuffle=True``.
 
     For training it has a ``default_order``, a ``ShardOrder``: the shards come in random order, and their samples are
     shuffled within windows, so that only a few files are read at a time. The order is the same on any number of
@@ -51,34 +52,36 @@ class ShardedFiles(Dataset[_SampleT_co]):
             in a ``KeyedDataLoader``. By default samples stay as the reader returns them.
         window: The number of consecutive samples that are shuffled together. The default is 10,000. A larger window
             shuffles better, and reads more files at a time.
-        lanes: The number of places at which the files are read at the same time. The default is 1. Best is a multiple
-            of the number of processes times their workers.
-        block: The number of consecutive samples from a lane. The default is 32. Best is the batch size of a process.
+        lanes: The number of places at which the files are read at the same time, at most ``window``. The default is 1,
+            for one process without workers. Best is a multiple of the number of processes times their workers.
+        block: The number of consecutive samples from a lane. The default is 32, a common batch size. Best is the batch
+            size of a process.
         counts: The number of samples of each shard, if you know it. Then nothing is read at the start, and a shard is
             indexed when it is first used. By default the samples are counted at the start.
-        index: A folder for the indexes of readers, for example the positions of lines. They are computed once, and
-            again for a file whose size or time of change differs. By default each process keeps them in memory, and
-            reads each file once at the start; a warning says so above 1 GB.
-        cache_bytes: The bytes of decoded content that each process keeps. The default is 256 MiB.
+        index: A folder for the indexes of readers, for example the positions of lines. It is created if it is missing.
+            The indexes are computed once, and again for a file whose size or time of change differs. By default each
+            process keeps them in memory, and reads each file once at the start; a warning says so above 1 GB.
+        cache_bytes: The bytes of decoded content that each process keeps. The default is 256 MiB. A warning says so if
+            the windows need more.
         storage_options: The arguments for the file system of URLs, for example credentials, as fsspec takes them. The
             default is none.
 
     Attributes:
         paths: The file of each shard.
         counts: The number of samples of each shard.
-        default_order: The order for training.
+        default_order: The order for training, a ``ShardOrder``.
 
     Raises:
         ShardError: No file matches a pattern, a file is named twice, or a file is missing or damaged. With ``counts``,
             a file is read only when a sample of it is requested, and raises the error then.
         EmptyDatasetError: There are no samples.
-        DataError: A number is out of its range.
+        DataError: A number is out of its range, or ``counts`` does not have a number for each file.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
         >>> from pa_data import KeyedDataLoader
-        >>> from pa_data.files import JsonLines
+        >>> from pa_data.files import JsonLines, ShardedFiles
         >>> folder = tempfile.TemporaryDirectory()
         >>> for name, numbers in {"a": range(3), "b": range(3, 7)}.items():
         ...     lines = "".join(f'{{"number": {number}}}\n' for number in numbers)
@@ -86,7 +89,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         >>> data = ShardedFiles(f"{folder.name}/*.jsonl", JsonLines(), window=3)
         >>> len(data), data[4]
         (7, {'number': 4})
-        >>> loader = KeyedDataLoader(data, batch_size=4, order=data.default_order, seed=3)
+        >>> loader = KeyedDataLoader(data, batch_size=4, shuffle=True, seed=3)
         >>> loader.start_epoch(1)
         >>> [batch["number"].tolist() for batch in loader]
         [[5, 3, 4, 0], [1, 6, 2]]
@@ -158,11 +161,17 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     @override
     def __getitem__(self, index: int) -> _SampleT_co:
-        """Return a sample; the samples of the first shard come first.
+        """Return a sample, after ``transform``; the samples of the first shard come first.
+
+        Args:
+            index: The index of the sample, from 0. A negative index counts from the end.
+
+        Returns:
+            The sample as the reader returns it or, with a ``transform``, as that function returns it.
 
         Raises:
             IndexError: There is no such sample.
-            ShardError: The sample or its file cannot be read.
+            ShardError: The sample or its file cannot be read, or the file has changed.
         """
         shard, row = self.locate(index)
         sample = self._open.get(shard, self.counts[shard], lambda: self._open_shard(shard))[row]
@@ -181,7 +190,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
     def locate(self, index: int) -> tuple[int, int]:
         r"""Return the shard of a sample, and the place of the sample in it, both counted from 0.
 
-        Use it to find a bad sample: ``data.paths[shard]`` is its file.
+        You call it to find a bad sample: ``data.paths[shard]`` is its file. Nothing is read.
 
         Args:
             index: The index of the sample in the dataset. A negative index counts from the end.
@@ -195,7 +204,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         Example:
             >>> import tempfile
             >>> from pathlib import Path
-            >>> from pa_data.files import TextLines
+            >>> from pa_data.files import ShardedFiles, TextLines
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     _ = Path(folder, "a.txt").write_text("first\nsecond\n")
             ...     _ = Path(folder, "b.txt").write_text("third\nfourth\n")

@@ -25,13 +25,16 @@ _NAME = re.compile(r"((?:.*/)?[^/.]+)(?:\.([^/]*))?")
 class TarSample:
     """Hold the files of a sample in a tar archive.
 
-    ``TarSamples`` returns it. Decode the bytes in ``transform`` of ``ShardedFiles``.
+    ``TarSamples`` returns it for each sample. Decode the bytes in ``transform`` of ``ShardedFiles``, since batches
+    cannot be collated from objects of this class.
 
     Attributes:
-        key: The common name of the files, up to the first dot, including folders.
-        files: The content of each file, by the part of its name after that dot, for example ``"jpg"`` or ``"seg.png"``.
+        key: The common name of the files, up to the first dot, including folders, for example ``"train/0001"``.
+        files: The content of each file as bytes, by the part of its name after that dot, for example ``"jpg"`` or
+            ``"seg.png"``.
 
     Example:
+        >>> from pa_data.files import TarSample
         >>> sample = TarSample("train/0001", {"txt": b"a cat", "cls": b"3"})
         >>> sample.files["txt"].decode(), int(sample.files["cls"])
         ('a cat', 3)
@@ -46,13 +49,13 @@ class TarSamples:
     """Read tar archives in the format of WebDataset: consecutive files with the same name are a sample.
 
     Pass it to ``ShardedFiles`` as the reader. The name ends at the first dot, and the rest tells the files of a sample
-    apart, for example ``0001.jpg`` and ``0001.cls``. Files whose name begins with a dot are skipped. Pass ``transform``
-    to ``ShardedFiles`` to decode the bytes. The headers of each archive are read once to find the files; pass ``index``
-    to ``ShardedFiles`` to keep the positions.
+    apart, for example ``0001.jpg`` and ``0001.cls``. Files whose name begins with a dot are skipped. A sample is a
+    ``TarSample`` with the bytes of its files; pass ``transform`` to ``ShardedFiles`` to decode them. The headers of
+    each archive are read once to find the files; pass ``index`` to ``ShardedFiles`` to keep the positions.
 
     Example:
         >>> import io, tarfile, tempfile
-        >>> from pa_data.files import ShardedFiles
+        >>> from pa_data.files import ShardedFiles, TarSamples
         >>> folder = tempfile.TemporaryDirectory()
         >>> with tarfile.open(f"{folder.name}/a.tar", "w") as archive:
         ...     for name in ("cat.txt", "cat.cls"):
@@ -67,17 +70,20 @@ class TarSamples:
     def count(self, file: ShardFile) -> int:
         """Return the number of samples of an archive.
 
+        ``ShardedFiles`` calls it, so you need not. The headers of the archive are read once to find the files.
+
         Args:
-            file: The archive.
+            file: The archive, on disk or in an object store, compressed or not.
 
         Returns:
-            The number of samples.
+            The number of samples, which may be 0. Files with the same name up to the first dot count once.
 
         Raises:
             ShardError: The archive is missing or damaged, or the files of a sample are not next to each other.
 
         Example:
             >>> import io, tarfile, tempfile
+            >>> from pa_data.files import ShardFile, TarSamples
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     with tarfile.open(f"{folder}/a.tar", "w") as archive:
             ...         for name in ("cat.txt", "cat.cls", "dog.txt"):
@@ -90,17 +96,21 @@ class TarSamples:
     def open(self, file: ShardFile) -> _TarShard:
         """Open an archive for reading its samples in any order.
 
+        ``ShardedFiles`` calls it, so you need not. The headers are read once to find the files, unless ``count`` has
+        done so.
+
         Args:
-            file: The archive.
+            file: The archive, on disk or in an object store, compressed or not.
 
         Returns:
-            An object that returns sample ``n`` for the index ``n``, counted from 0.
+            An object that returns sample ``n``, a ``TarSample``, for the index ``n``, counted from 0.
 
         Raises:
             ShardError: The archive is missing or damaged, or the files of a sample are not next to each other.
 
         Example:
             >>> import io, tarfile, tempfile
+            >>> from pa_data.files import ShardFile, TarSamples
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     with tarfile.open(f"{folder}/a.tar", "w") as archive:
             ...         for name in ("cat.txt", "dog.txt"):
