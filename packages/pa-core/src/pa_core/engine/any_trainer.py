@@ -94,42 +94,69 @@ _R = TypeVar("_R")
 
 
 class AnyTrainer(ABC):
-    """The interface of ``Trainer`` and ``Run``, for annotations of callbacks and helper functions.
+    """The common base of ``Trainer`` and ``Run``, for annotations of callbacks and helper functions.
 
-    Annotate a function with this class if it works with any trainer. ``Trainer`` and ``Run`` derive from it; your own
-    classes derive from them.
+    Annotate a function or a callback event with this class if it works with any trainer. Do not construct it or derive
+    from it: derive from ``Trainer``, or use ``Run`` for your own loop. Their docstrings explain the constructor's
+    arguments and their defaults.
+
+    Args:
+        model: The module to train.
+        loss_func: The loss function; None if the model or your step computes the loss.
+        optimizer: The optimizer; None for a trainer that only evaluates.
+        callbacks: Callbacks, as classes or instances, in the order in which their events are called.
+        run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
+        mixed_precision: "no", "bf16" or "fp16"; None for the launcher's setting.
+        cpu: True for the CPU; None for the launcher's setting.
+        max_wait_seconds: The seconds that a process waits for another process before all of them print where they are
+            and exit; None for the timeout of the process group.
+        reproducible: "any_processes" for results that are bit-for-bit identical on any number of processes, or None.
 
     Attributes:
         model: The module being trained. During a run this may be the compiled module; use ``get_model()`` for the
             attributes of your class.
-        loss_func: The loss function of the trainer.
-        optimizer: The optimizer of the trainer.
+        loss_func: The loss function that was passed.
+        optimizer: The optimizer that was passed, or that ``create_optimizer_fn`` returned.
         scheduler: The scheduler of the current run, or None.
-        create_scheduler_fn: The factory that was passed to ``train()``.
-        collate_fn: The collate function that was passed to ``train()`` or ``evaluate()``.
-        train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed.
+        create_scheduler_fn: The function that was passed to ``train()``, or None.
+        collate_fn: The function that was passed to ``train()`` or ``evaluate()``, or None.
+        train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed; None before
+            the first.
         eval_dataset: The evaluation dataset, or None; with several evaluation sets, the set that is being evaluated,
             and otherwise the first.
-        train_dataloader: The loader of the current or last training run; a callback may replace it in
-            ``on_prepare_start``.
+        train_dataloader: The loader of the current or last training run, None before the first; a callback may replace
+            it in ``on_prepare_start``.
         eval_dataloader: The evaluation loader, or None; a callback may replace it between epochs. With several
             evaluation sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
-        epoch_lengths: The numbers of steps and updates of each epoch of the current or last training run.
+        epoch_lengths: The numbers of steps and updates in each epoch of the current or last training run; None before
+            the first.
         run_history: The recorded metrics.
-        run_config: The settings of the current or last run.
-        callback_handler: The registered callbacks.
-        gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
+        run_config: The settings of the current or last run, a ``TrainerRunConfig``; None before the first.
+        callback_handler: The registered callbacks, a ``CallbackHandler``.
+        gradient_norm: The norm of all gradients before clipping at the last update, as a tensor with one element on the
             device of the run; None unless the run clips by norm.
-        resume_from: The path passed to ``train()`` that the current or last run resumes from; for a URL, the folder of
+        resume_from: The path passed to ``train()`` from which the current or last run resumes; for a URL, the folder of
             downloaded states. None for a new run.
-        preemptible: Whether a preemption can interrupt evaluation epochs between batches; a callback sets it on every
+        preemptible: Whether a preemption can interrupt evaluation epochs between batches. A callback sets it on every
             process when a run starts, and each run begins with False.
 
+    Raises:
+        ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
+        ConfigurationError: An argument has a value that cannot work.
+        UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
+
     Example:
-        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> import torch
+        >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+        >>> from pa_core.testing import make_regression
         >>> class PrintSamples(TrainerCallback):
         ...     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
-        ...         trainer.print(trainer.run_history.clock.samples)
+        ...         trainer.print(trainer.run_history.clock.samples, "samples")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[PrintSamples])
+        >>> trainer.train(make_regression(64), num_epochs=1)
+        64 samples
     """
 
     model: nn.Module
@@ -212,10 +239,12 @@ class AnyTrainer(ABC):
     def create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` of the trainer, which places and compiles models.
 
-        It is called once, when the trainer is constructed. Override this to shard a model, for example, or to pass
-        other arguments; ``super()`` need not be called. Precision and device are the arguments of the trainer, or the
-        launcher's settings. An Accelerator that you create here follows the trainer's ``mixed_precision`` and ``cpu``
-        unless you pass other values.
+        The constructor calls it once; you need not call it yourself. Override it to pass other arguments to the
+        Accelerator, for example a plugin that shards the model; ``super()`` need not be called. Precision and device
+        are the arguments of the trainer, or the launcher's settings: an Accelerator that you create here follows the
+        trainer's ``mixed_precision`` and ``cpu`` unless you pass other values, and a different precision makes the
+        constructor raise a ``ConfigurationError``. Attributes of the trainer do not exist yet, except ``model``,
+        ``loss_func``, ``optimizer`` and ``run_history``.
 
         Returns:
             The Accelerator, which the trainer keeps for all of its runs.
@@ -234,25 +263,28 @@ class AnyTrainer(ABC):
         return _accelerate.create_accelerator()
 
     def create_exchange(self) -> Exchange:
-        """Create the exchange of gradients between processes; override this for another communication library.
+        """Create the object that exchanges gradients between processes; override it for another communication library.
 
-        It is called once, when the trainer is constructed. The default averages gradients over the processes, or adds
-        them up in a fixed tree if the trainer is ``reproducible``. See ``Exchange`` for an exchange of several
+        The constructor calls it once, after ``create_accelerator``; you need not call it yourself. The default averages
+        gradients over the processes, or adds them up in a fixed order if the trainer is ``reproducible``; ``super()``
+        need not be called. ``pa_core.engine.exchange.Exchange`` describes the methods, and has an example for several
         processes.
 
         Returns:
-            An instance of a class that derives from ``pa_core.engine.exchange.Alone``.
+            An instance of a class that derives from ``pa_core.engine.exchange.Alone``, which exchanges nothing. The
+            constructor raises an ``ArgumentTypeError`` for any other object.
 
         Example:
+            >>> import torch
             >>> from pa_core import Trainer
             >>> from pa_core.engine.exchange import Alone, Exchange
-            >>> class CountUpdates(Alone):
-            ...     num_updates = 0
+            >>> class PrintUpdates(Alone):
             ...     def end_update(self) -> None:
-            ...         self.num_updates += 1
-            >>> class CountingTrainer(Trainer):
+            ...         print("the gradients of an update are complete")
+            >>> class MyTrainer(Trainer):
             ...     def create_exchange(self) -> Exchange:
-            ...         return CountUpdates()
+            ...         return PrintUpdates()
+            >>> trainer = MyTrainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
         """
         place = partial(attrgetter("_session.resumption.seed", "_session.progress.updates"), self)
         return create_exchange(self._setup.accelerator, place, reproducible=self._setup.reproducible)
@@ -287,9 +319,10 @@ class AnyTrainer(ABC):
 
     @property
     def num_updates_completed(self) -> int:
-        """The number of optimizer updates of the current or last run so far; 0 before the first run.
+        """The number of optimizer updates that the current or last run has made so far; 0 before the first run.
 
-        A resumed run counts the updates before the interruption too.
+        A resumed run counts the updates before the interruption too. In ``on_optimizer_step_end`` it includes the
+        update that was just made.
         """
         return self._session.progress.updates
 
@@ -297,16 +330,25 @@ class AnyTrainer(ABC):
     def num_epochs_completed(self) -> int:
         """The number of epochs of the current or last run that have been trained and evaluated; 0 before the first run.
 
-        In ``on_training_run_epoch_end`` it includes the epoch that ends.
+        It is a whole number. In ``on_training_run_epoch_end`` it includes the epoch that ends, and in all earlier
+        events of an epoch it does not. A resumed run counts the epochs before the interruption too.
         """
         return self._session.progress.epochs
 
     @property
     def was_complete(self) -> bool:
-        """Whether the run resumes a complete run, so that nothing is left to train.
+        """Whether the current or last run resumed a run that was already complete, so that nothing was left to train.
 
-        Only the first and the last event of the training are called then: ``on_training_run_start`` and
-        ``on_training_run_end``. Check it in callbacks that expect an epoch between them.
+        True or False; False before the first run. If it is True, only the first and the last event of the training are
+        called: ``on_training_run_start`` and ``on_training_run_end``. Check it there in callbacks that expect an epoch
+        between them.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintLoss(TrainerCallback):
+            ...     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         if not trainer.was_complete:
+            ...             trainer.print(trainer.run_history.get_latest_metric("train_loss_epoch"))
         """
         return self._session.resumption.was_complete
 
@@ -314,9 +356,10 @@ class AnyTrainer(ABC):
 
     @property
     def eval_name(self) -> str | None:
-        """The name of the evaluation set that is being evaluated; None between evaluations and for a single dataset.
+        """The name of the evaluation set that is being evaluated, for example "val".
 
-        In ``create_eval_dataloader``, it is the name of the set whose loader is created.
+        It is None between evaluations, and for a single dataset that was passed without a name. In
+        ``create_eval_dataloader``, it is the name of the set whose loader is created.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -330,7 +373,17 @@ class AnyTrainer(ABC):
     def eval_sets(self) -> Mapping[str, EvaluationSet]:
         """The evaluation sets of the current or last run by name; empty if ``eval_dataset`` is a single dataset.
 
-        Each value is an ``EvaluationSet``, even if a dataset or a loader was passed. The mapping is read-only.
+        A read-only mapping in the order in which the sets were passed; empty before the first run. Each value is an
+        ``EvaluationSet`` with ``dataset`` and ``every_n_epochs``, even if a dataset or a loader was passed.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> trainer = Trainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> _ = trainer.evaluate({"val": make_regression(8), "test": make_regression(8)})
+            >>> list(trainer.eval_sets), trainer.eval_sets["val"].every_n_epochs
+            (['val', 'test'], 1)
         """
         return MappingProxyType(self._session.eval_sets.given)
 
@@ -338,18 +391,29 @@ class AnyTrainer(ABC):
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty for a single dataset, whose loader is ``eval_dataloader``.
 
-        Replace loaders with ``change_eval_dataloaders``.
+        The names are the names of ``eval_sets``, and the mapping is empty before the first run. Read it to inspect the
+        loaders; replace them with ``change_eval_dataloaders``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> trainer = Trainer(torch.nn.Linear(4, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> _ = trainer.evaluate({"val": make_regression(16), "test": make_regression(8)})
+            >>> {name: len(loader) for name, loader in trainer.eval_dataloaders.items()}
+            {'val': 2, 'test': 1}
         """
         return self._session.eval_sets.loaders(self) if self.eval_sets else {}
 
     def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
         """Replace the loader of each evaluation set, or the only evaluation loader, from now on.
 
-        Call it between evaluations, for example in ``on_prepare_start``, on every process. It has no effect in a run
-        without evaluation.
+        You call it in callbacks, between evaluations, for example in ``on_prepare_start``, on every process. It has no
+        effect in a run without evaluation.
 
         Args:
-            change: A function that is called with a loader and returns its replacement.
+            change: A function that is called with each loader and returns its replacement, an iterable with a length;
+                it may return the same loader.
 
         Example:
             >>> from pa_core import AnyTrainer, LimitBatchesCallback, TrainerCallback
@@ -360,13 +424,17 @@ class AnyTrainer(ABC):
         self._session.eval_sets.change_loaders(self, change)
 
     def eval_set_of_metric(self, metric_name: str) -> str | None:
-        """Return the name of the evaluation set that a metric belongs to; None if it belongs to no set.
+        """Return the name of the evaluation set that a metric belongs to.
 
-        Use it in callbacks that watch a metric. The set follows from the name alone: the metric need not be recorded
-        yet.
+        You call it in callbacks that watch a metric. The set follows from the name alone: the metric need not be
+        recorded yet. ``is_evaluated_in_epoch`` tells whether the set is evaluated in the current epoch.
 
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
+
+        Returns:
+            The name of the set, for example "val"; None if the metric belongs to no set, or the run has a single
+            evaluation dataset.
 
         Example:
             >>> import torch
@@ -382,12 +450,16 @@ class AnyTrainer(ABC):
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
 
-        It cannot if it belongs to an evaluation set that is not evaluated in this epoch: callbacks that judge by the
-        metric, for example ``SaveBestModelCallback``, then skip the epoch. For a metric that belongs to no set, the
-        result is True.
+        You call it in callbacks that judge by a metric: if its evaluation set is not due in this epoch (see
+        ``EvaluationSet``), its latest value is old, and the callback skips the epoch. ``SaveBestModelCallback`` does
+        so.
 
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
+
+        Returns:
+            False if the metric belongs to an evaluation set that is not evaluated in this epoch; otherwise True, even
+            for a metric that belongs to no set.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -412,46 +484,96 @@ class AnyTrainer(ABC):
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that train together, on all machines; 1 without a launcher."""
+        """The number of processes that train together, on all machines; 1 without a launcher.
+
+        It does not change after the construction of the trainer. Multiply a batch size of one process by it to get the
+        samples of all processes.
+        """
         return self._setup.accelerator.num_processes
 
     @property
     def process_index(self) -> int:
-        """The rank of this process among all processes of the run, from 0 to ``num_processes - 1``."""
+        """The rank of this process among all processes of the run, a whole number from 0 to ``num_processes - 1``.
+
+        It is 0 without a launcher. ``is_main_process`` is the check for 0, and ``local_process_index`` counts on each
+        machine.
+        """
         return self._setup.accelerator.process_index
 
     @property
     def local_process_index(self) -> int:
-        """The rank of this process among the processes of its machine, from 0; usually the number of its GPU."""
+        """The rank of this process among the processes of its machine, from 0; usually the number of its GPU.
+
+        It is a whole number, and 0 without a launcher. ``process_index`` counts over all machines.
+        """
         return self._setup.accelerator.local_process_index
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the process of rank zero; True on one process."""
+        """Whether this is the process of rank zero, for work that happens once in the whole run.
+
+        True on one process of the run, and without a launcher. Check it before you write a file on a shared disk. Code
+        that only this process runs must not communicate with other processes, which would wait forever.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.is_main_process  # without a launcher
+            True
+        """
         return self._setup.accelerator.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process on its machine, which downloads or prints; True on one process."""
+        """Whether this is the first process on its machine, for work that happens once on each machine.
+
+        True on one process of each machine, and without a launcher. Check it before you write a file on the local disk,
+        or print; ``trainer.print`` already prints once on each machine. Code that only these processes run must not
+        communicate with other processes.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.is_local_main_process  # without a launcher
+            True
+        """
         return self._setup.accelerator.is_local_main_process
 
     def wait_for_everyone(self) -> None:
         """Wait until all processes have called this, for example before they read a file that one of them writes.
 
+        Every process must call it. On one process it returns at once. A process that waits longer than
+        ``max_wait_seconds`` prints where each process is, and all of them exit.
+
         Raises:
-            OtherProcessError: This process runs a function that the others do not, for example a function that
-                ``on_main_process`` decorates, and would wait forever.
+            OtherProcessError: Another process has ended; or this process runs a function that the others do not run,
+                for example a function that ``on_main_process`` decorates, and would wait forever.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.on_main_process(print)("written by rank zero")
+            written by rank zero
+            >>> trainer.wait_for_everyone()  # now all processes can read it
         """
         processes.wait_for_all("wait_for_everyone()")
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Run a function on the process of rank zero only; the others return None at once.
+        """Decorate a function that only the process of rank zero runs; the other processes return None at once.
 
-        It does not wait, so it may be called anywhere, even by some processes only. Use ``world_process_zero_only`` for
-        results that the others need before they continue.
+        It does not wait, so the function may be called anywhere, even by some processes only. Use
+        ``world_process_zero_only`` for results that the others need before they continue, and ``on_local_main_process``
+        for work on each machine.
 
         Args:
-            function: The function to decorate.
+            function: The function to decorate. It must not communicate with other processes, because they do not take
+                part.
+
+        Returns:
+            A function with the same arguments; its result is None on all processes but rank zero.
 
         Example:
             >>> import torch
@@ -466,35 +588,42 @@ class AnyTrainer(ABC):
         return processes.run_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Run a function on the first process of each machine only; the others return None at once.
+        """Decorate a function that only the first process of each machine runs; the others return None at once.
 
-        Like ``on_main_process``, it does not wait. Use it for files on the local disk of each machine.
+        Use it for files on the local disk of each machine. It does not wait, so the function may be called anywhere,
+        even by some processes only; ``local_process_zero_only`` waits.
 
         Args:
-            function: The function to decorate.
+            function: The function to decorate. It must not communicate with other processes.
 
         Returns:
-            A function with the same arguments, whose result is None on the other processes.
+            A function with the same arguments; its result is None on the other processes.
 
         Example:
             >>> import torch
             >>> from pa_core import Trainer
             >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
-            >>> trainer.on_local_main_process(len)("four")
-            4
+            >>> @trainer.on_local_main_process
+            ... def describe(loss: float) -> str:
+            ...     return f"loss {loss}"
+            >>> describe(0.5)
+            'loss 0.5'
         """
         return processes.run_if(self.is_local_main_process, function)
 
     def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-        """Run a function on one process only; the others return None at once.
+        """Return a decorator for a function that only one process runs; the other processes return None at once.
 
-        A run on a single process calls the function no matter which rank is given, so that the same script works there.
+        Use it for work that should not burden rank zero, for example a sample that the last process draws. The
+        decorated function does not wait, so it may be called anywhere. On a single process the function is called no
+        matter which rank is given, so that the same script works there.
 
         Args:
-            process_index: The rank of the process, for example ``trainer.num_processes - 1`` for the last process.
+            process_index: The rank of the process, from 0; for example ``trainer.num_processes - 1`` for the last
+                process.
 
         Returns:
-            A decorator, used like ``on_main_process``.
+            A decorator. The decorated function has the same arguments; its result is None on the other processes.
 
         Raises:
             ConfigurationError: There are several processes, and none has this rank.
@@ -503,8 +632,11 @@ class AnyTrainer(ABC):
             >>> import torch
             >>> from pa_core import Trainer
             >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
-            >>> trainer.on_process(process_index=trainer.num_processes - 1)(len)("four")
-            4
+            >>> @trainer.on_process(process_index=trainer.num_processes - 1)
+            ... def describe(loss: float) -> str:
+            ...     return f"loss {loss}"
+            >>> describe(0.5)
+            'loss 0.5'
         """
         if self.num_processes > 1 and process_index not in range(self.num_processes):
             raise ConfigurationError(
@@ -514,9 +646,11 @@ class AnyTrainer(ABC):
         return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
 
     def main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the process of rank zero run a block before all others; every process must enter it.
+        """Let the process of rank zero run a block before all other processes, which run it afterwards.
 
-        Use it for data that one process prepares on a shared disk. The others wait until rank zero has left the block.
+        Use it for data that one process prepares on a shared disk, and the others then find there.
+        ``local_main_process_first`` is for local disks. Every process must enter the block; the others wait until rank
+        zero has left it, even by an exception, which only rank zero raises.
 
         Returns:
             A context manager, which can also decorate a function.
@@ -532,10 +666,12 @@ class AnyTrainer(ABC):
         return rank_zero_first()
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the first process of each machine run a block before the others; every process must enter it.
+        """Let the first process of each machine run a block before the others on this machine, which run it afterwards.
 
-        Use it for data that is prepared on the local disk of each machine. ``pa_core.local_process_zero_first`` does
-        the same without a trainer.
+        Use it for data that is prepared on the local disk of each machine, and ``main_process_first`` for a shared
+        disk. ``pa_core.local_process_zero_first`` does the same without a trainer. Every process must enter the block;
+        the others wait until the first process of their machine has left it, even by an exception, which only that
+        process raises.
 
         Returns:
             A context manager, which can also decorate a function.
@@ -552,10 +688,18 @@ class AnyTrainer(ABC):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model is split over the processes, or will be when the run starts.
+        """Whether the model is split over the processes (FSDP), or will be when the run starts.
 
-        Its parameters are then ``DTensor`` objects, and each process has a piece of them. Every process must take part
-        when the model is called, saved or gathered.
+        True or False. If it is True, the parameters are ``DTensor`` objects during a run, and each process holds only a
+        part of their values. Every process must then take part when the model is called, saved or gathered, so do not
+        call it in code for rank zero only.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.is_sharded
+            False
         """
         return (self._setup.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
@@ -565,24 +709,36 @@ class AnyTrainer(ABC):
     def device(self) -> torch.device:
         """The device that this process computes on, for example ``torch.device("cuda", 0)``.
 
-        Batches arrive there. Create tensors of a step with ``device=trainer.device``.
+        It is known after construction, and does not change. Batches are already on it in a step; create further tensors
+        of a step with ``device=trainer.device``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> torch.zeros(2, device=trainer.device).device
+            device(type='cpu')
         """
         return self._setup.device
 
     @property
     def mixed_precision(self) -> str:
-        """The mixed precision of the model: "no", "bf16" or "fp16".
+        """The mixed precision of the model's forward pass, a text: "no", "bf16" or "fp16".
 
-        It is "no" if the model computes in the precision of its weights, and for "fp16" on a CPU, where it has no
-        effect.
+        It is "no" if the model computes in the precision of its weights, and for "fp16" on a CPU, where fp16 has no
+        effect. It follows from the constructor's argument or the launcher's setting, and does not change.
         """
         return _accelerate.computed_precision(self._setup.accelerator)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context in which torch computes in the mixed precision of the trainer.
 
-        Calls of ``trainer.model`` do so anyway. Use the context for other computations of a step: a method of the model
-        other than ``forward``, a loss function with layers, a second module.
+        ``trainer.model(...)`` does so anyway. Use the context for other computations of a step: a method of the model
+        other than ``forward``, a loss function with layers, a second module. Without mixed precision the context has no
+        effect.
+
+        Returns:
+            A context manager for a ``with`` statement.
 
         Example:
             >>> import torch
@@ -590,7 +746,7 @@ class AnyTrainer(ABC):
             >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
             >>> with trainer.autocast():
             ...     product = torch.ones(2, 2, device=trainer.device) @ torch.ones(2, 2, device=trainer.device)
-            >>> product.dtype
+            >>> product.dtype  # torch.bfloat16 with mixed_precision="bf16"
             torch.float32
         """
         return self._setup.accelerator.autocast()
@@ -598,11 +754,12 @@ class AnyTrainer(ABC):
     # The course of a run
 
     def dry_run(self, *data: object) -> AbstractContextManager[None]:
-        """Undo all effects of runs within the context, for example of a search for a learning rate.
+        """Return a context that undoes all effects of the runs within it, for example of a search for a learning rate.
 
-        Afterwards everything is restored in place: parameters, buffers and gradients, optimizers, schedulers, history,
-        random numbers, and all other objects that a step reaches: attributes and containers, tensors and arrays,
-        generators of a script's own, globals, closures, hooks, and samples that are changed when they are fetched.
+        Call ``train()`` as often as you like within the context. Afterwards everything is restored in place:
+        parameters, buffers and gradients, optimizers, schedulers, history, random numbers, and all other objects that a
+        step reaches: attributes and containers, tensors and arrays, random generators of your script, globals,
+        closures, hooks, and samples that are changed when they are fetched. It needs memory for a copy of them.
 
         Objects that cannot be restored are named in a warning before the trial: a Python generator, or an iterator that
         does not expose its position. Files that steps write stay, and so do changes of objects that do not expose their
@@ -610,7 +767,11 @@ class AnyTrainer(ABC):
         list of a million samples.
 
         Args:
-            *data: Datasets, loaders and their arguments, which the run gets.
+            *data: Datasets, loaders and other arguments that you will pass to ``train()``, so that changes of them are
+                undone too.
+
+        Returns:
+            A context manager for a ``with`` statement.
 
         Example:
             >>> import torch
@@ -619,8 +780,10 @@ class AnyTrainer(ABC):
             >>> model = torch.nn.Linear(4, 1)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
-            >>> with trainer.dry_run():
-            ...     trainer.train(make_regression(64), num_epochs=1)
+            >>> samples = make_regression(64)
+            >>> with trainer.dry_run(samples):
+            ...     trainer.train(samples, num_epochs=1)
+            ...     trial_loss = trainer.run_history.get_latest_metric("train_loss_epoch")
             >>> trainer.num_updates_completed
             0
         """
@@ -629,15 +792,15 @@ class AnyTrainer(ABC):
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is exited when the run ends, no matter how it ends.
 
-        Use it in callbacks, for example for a log file. The context outlasts the last events and all writes of the run,
-        including those in the background. The context that is entered last is exited first, with the exception that
-        ends the run, if any.
+        You call it in callbacks, for example for a log file or a profiler. The context outlasts the last events and all
+        writes of the run, including writes in the background. The context that is entered last is exited first, with
+        the exception that ends the run, if any.
 
         Args:
-            context: The context.
+            context: A context manager that is not entered yet.
 
         Returns:
-            The result of entering the context.
+            The result of entering the context, which ``with context as result`` would bind.
 
         Raises:
             ConfigurationError: There is no run in progress.
@@ -647,7 +810,7 @@ class AnyTrainer(ABC):
             >>> from pa_core import AnyTrainer, TrainerCallback
             >>> class Profile(TrainerCallback):
             ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
-            ...         trainer.enter_run_context(torch.profiler.profile())
+            ...         self.profiler = trainer.enter_run_context(torch.profiler.profile())
         """
         if self._session.running is None:
             raise ConfigurationError(
@@ -659,16 +822,27 @@ class AnyTrainer(ABC):
     # The model
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """Return the model without wrappers, for example to export it.
+        """Return the model without wrappers, for example to export it or to read attributes of your class.
 
-        After a run it is in the mode in which it was before, usually training mode: call ``get_model().eval()`` to
-        predict or export with it.
+        You call it at any time, even during a run. After a run the model is in the mode in which it was before, usually
+        training mode: call ``get_model().eval()`` to predict or export with it. If it is sharded, its parameters are
+        ``DTensor`` objects; ``save_model`` writes whole tensors.
 
         Args:
-            keep_torch_compile: False returns the original of a compiled model.
+            keep_torch_compile: True, the default, returns a compiled model compiled, so that calls stay fast. False
+                returns the original, whose state dict has the names of your class.
 
         Returns:
-            The module that you passed to the trainer; within a run, its compiled version if accelerate compiles it.
+            The module that you passed to the trainer, not a copy; within a run, its compiled version if accelerate
+            compiles it and ``keep_torch_compile`` is True.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.get_model() is model
+            True
         """
         return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
 
@@ -681,21 +855,23 @@ class AnyTrainer(ABC):
     ) -> None:
         """Train another module together with the model, with the loss that ``calculate_train_batch_loss`` returns.
 
-        Call it after the construction of the trainer and before ``train()``. A run places the module on the device and
-        in the precision of the model. Its optimizer is stepped, and its gradients are clipped, cleared and on several
-        processes averaged, together with the gradients of the model. It is part of training states and checkpoints by
-        its name. A module with a separate loss and separate updates, as in a GAN, needs a ``Run``.
+        You call it after the construction of the trainer and before ``train()``, on every process. A run places the
+        module on the device, and computes it in the precision of the model. Its optimizer is stepped, and its gradients
+        are clipped, cleared and, on several processes, averaged, together with the gradients of the model. It is part
+        of training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
+        needs a ``Run``.
 
         A module without an optimizer, for example a teacher or the average of a model, is placed on the device and put
-        into evaluation mode. Changes of it in steps are part of training states too, but not of checkpoints.
+        into evaluation mode. If steps change it, its values are part of training states too, but not of checkpoints.
 
         Args:
             name: Its name in ``trainer.modules``, in training states and in checkpoints.
             module: The module, which must not share parameters with the model.
-            optimizer: An optimizer of its parameters; None if the trainer's optimizer has them, or if the module is not
-                trained.
+            optimizer: An optimizer of its parameters. None, the default, if the trainer's optimizer has them, or if the
+                module is not trained.
             create_scheduler_fn: A function that is called with this optimizer and returns its scheduler, which is
-                stepped together with the trainer's scheduler.
+                stepped together with the trainer's scheduler. None, the default, keeps the learning rate of
+                ``optimizer``.
 
         Raises:
             ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
@@ -717,52 +893,99 @@ class AnyTrainer(ABC):
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """The modules of ``add_module`` by name, as steps call them in addition to ``trainer.model``.
+        """The modules that ``add_module`` has added, by name, as steps call them in addition to ``trainer.model``.
 
-        Within a run they are on the device, and compiled if accelerate compiles them. Call them in
-        ``calculate_train_batch_loss``; ``add_module`` has an example.
+        A mapping from names to modules; empty without added modules. Within a run they are on the device, and compiled
+        if accelerate compiles them. Call them in ``calculate_train_batch_loss``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class Distillation(Trainer):
+            ...     def calculate_train_batch_loss(self, batch):
+            ...         output = super().calculate_train_batch_loss(batch)
+            ...         wanted = self.modules["teacher"](batch[0]).detach()
+            ...         output["loss"] = output["loss"] + (output["model_outputs"] - wanted).square().mean()
+            ...         return output
         """
         return self._setup.added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
-        """Return the trained modules of the run, without wrappers, by name: "model", and the added modules.
+        """Return the trained modules of the run by name: "model", and the added modules that have an optimizer.
 
-        Use it in callbacks that change or save weights; these are the names in training states. Modules without an
-        optimizer, for example a teacher, are in ``untrained_modules()``.
+        You call it in callbacks that change or save weights. The names are the names in training states. Modules
+        without an optimizer, for example a teacher, are in ``untrained_modules()``.
+
+        Returns:
+            A new dictionary of the modules without wrappers, not compiled.
 
         Example:
             >>> import torch
             >>> from pa_core import Trainer
             >>> model = torch.nn.Linear(1, 1)
-            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
-            >>> trainer.named_models()["model"] is model, trainer.named_optimizers()["optimizer"] is optimizer
-            (True, True)
-            >>> trainer.named_schedulers(), trainer.untrained_modules()
-            ({}, {})
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+            >>> trainer.named_models()["model"] is model
+            True
         """
         return {"model": self.get_model(keep_torch_compile=False), **self._setup.added.trained(self.optimizer)}
 
     def untrained_modules(self) -> dict[str, nn.Module]:
-        """Return the added modules without an optimizer, for example a teacher, without wrappers, by name.
+        """Return the added modules that no optimizer trains, for example a teacher, by name.
 
-        They are part of training states if steps change them, but not of checkpoints.
+        You call it in callbacks that need all modules of a run; ``named_models`` returns the others. They are part of
+        training states if steps change them, but not of checkpoints.
+
+        Returns:
+            A new dictionary of the modules without wrappers, not compiled; empty without such modules.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.add_module("teacher", teacher.eval())
+            >>> list(trainer.untrained_modules())
+            ['teacher']
         """
         return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers of the run by name: "optimizer", and the optimizers of added modules by their names.
+        """Return the optimizers of the run by name: "optimizer", and the optimizers of added modules.
 
-        The dictionary is empty for a trainer that only evaluates, or before ``create_optimizer_fn`` is called.
-        ``named_models`` has an example.
+        You call it in callbacks that read or change learning rates. The optimizer of an added module has the name of
+        the module. The names are the names in training states.
+
+        Returns:
+            A new dictionary of optimizers; empty for a trainer that only evaluates, and before ``create_optimizer_fn``
+            was called, which happens when the first training run begins.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+            >>> trainer.named_optimizers()["optimizer"].param_groups[0]["lr"]
+            0.1
         """
         optimizer = cast("Optimizer | None", self.optimizer)
         return ({} if optimizer is None else {"optimizer": optimizer}) | self._setup.added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers of the run by name: "scheduler", and the schedulers of added modules by their names.
+        """Return the schedulers of the run by name: "scheduler", and the schedulers of added modules.
 
-        The dictionary is empty without schedulers, and before a run has created them. ``named_models`` has an example.
+        You call it in callbacks from ``on_training_run_start`` on. The scheduler of an added module has the name of the
+        module. The names are the names in training states.
+
+        Returns:
+            A new dictionary of schedulers; empty without schedulers, and before a run has created them.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> model = torch.nn.Linear(1, 1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+            >>> trainer.named_schedulers()  # before a run
+            {}
         """
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
         return own | self._setup.added.schedulers
@@ -773,28 +996,45 @@ class AnyTrainer(ABC):
     def loss_tracker(self) -> LossTracker:
         """The mean loss over the samples of this process in the current epoch so far, of training or of evaluation.
 
-        Read ``trainer.loss_tracker.average`` in a callback, which waits for the device. The mean over all processes is
-        recorded at the end of the epoch.
+        A ``LossTracker``: read ``trainer.loss_tracker.average``, a float, in a callback. Reading waits for the device.
+        It is NaN before the first batch of an epoch, and keeps its value until the next epoch or evaluation begins. The
+        mean over all processes is recorded at the end of the epoch, for example as ``train_loss_epoch``.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintLoss(TrainerCallback):
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if update % 100 == 0:
+            ...             trainer.print("loss so far:", trainer.loss_tracker.average)
         """
         return self._session.means.losses
 
     @property
     def step_means(self) -> StepMeans:
-        """The means over the samples of this process of the values logged in the current epoch so far, by name.
+        """The means of the logged values over the samples of this process in the current epoch so far, by name.
 
-        Each value is a ``LossTracker``: ``trainer.step_means["kl"].average``, in which the name has no prefix.
+        A dictionary from names without prefix to ``LossTracker`` objects: ``trainer.step_means["kl"].average`` is a
+        float, and reading it waits for the device. It contains the names that ``log`` was called with in this epoch.
+        The means over all processes are recorded at the end of the epoch, for example as ``train_kl_epoch``.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintDivergence(TrainerCallback):
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if update % 100 == 0 and "kl" in trainer.step_means:
+            ...             trainer.print("divergence so far:", trainer.step_means["kl"].average)
         """
         return self._session.means
 
     def log(self, name: str, value: MetricValue) -> None:
         """Log a value of the current step, and record its mean over all samples of the epoch, on all processes.
 
-        Call it in ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or in a callback: from
-        ``on_train_step_start`` to ``on_optimizer_step_end``, from ``on_eval_step_start`` to ``on_eval_step_end``. The
-        trainer records the mean at the end of the epoch, together with the loss: as ``train_NAME_epoch``,
+        You call it in ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or in a callback: from
+        ``on_train_step_start`` to ``on_optimizer_step_end``, or from ``on_eval_step_start`` to ``on_eval_step_end``.
+        The trainer records the mean at the end of the epoch, together with the loss: as ``train_NAME_epoch``,
         ``eval_NAME_epoch`` (with a named evaluation set ``eval_SET_NAME_epoch``) or, in ``evaluate()``,
         ``evaluation_NAME``. Until then, the mean so far is on the progress bar. A tensor stays on its device, and is
-        not read before the epoch ends.
+        not read before the epoch ends. For a value that is not a mean over samples, call ``run_history.update_metric``.
 
         A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
         that do not log a name do not count for its mean.
@@ -827,25 +1067,30 @@ class AnyTrainer(ABC):
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
-        Use it for metrics that are not means over samples, for example an area under a curve. It waits for the other
-        processes; means need no gathering, call ``log`` for them.
+        You call it for metrics that are not means over samples, for example an area under a curve. It waits for the
+        other processes; means need no gathering, call ``log`` for them. ``pa_core.distributed.gather`` does the same
+        without a trainer, and ``pa_core.gather_objects`` gathers texts and other objects.
 
         Args:
-            tensor: A tensor on the device, or a nested list, tuple or mapping of tensors; first dimensions may differ.
-                A tensor without dimensions counts as a row.
+            tensor: A tensor on the device of the run, or a nested list, tuple or mapping of tensors. The first
+                dimension may differ between processes; a tensor without dimensions counts as a row.
             padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
                 all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
                 So choose a value that your data does not contain. A process whose rows are all padding may have a
-                tensor of a different number of dimensions.
+                tensor of a different number of dimensions. None, the default, pads nothing.
             with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
-                samples of all processes needs; each process then has to use the result in its loss.
+                samples of all processes needs; each process then has to use the result in its loss. False, the default,
+                detaches the result, because metrics need no gradients.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks, on the device of this process.
+            The same structure, with the rows of all processes in the order of the ranks, on the device of this process;
+            on one process the rows of ``tensor``.
 
         Raises:
-            TypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors.
-            ConfigurationError: The tensors of the processes do not fit together.
+            ArgumentTypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors; a
+                ``TypeError``.
+            ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
+                this, in which processes have different numbers of steps.
 
         Example:
             >>> import torch
@@ -858,20 +1103,37 @@ class AnyTrainer(ABC):
         return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
-        """Return a line about the run: processes, backend, device and precision; include it in bug reports.
+        """Return a line about the run: processes, backend, device and precision; include it in bug reports and logs.
 
-        The line names the precision of the weights unless it is float32: a model that is trained in pure bfloat16 loses
-        small updates.
+        You call it at any time. The line names the precision of the weights unless it is float32, because a model that
+        is trained in pure bfloat16 loses small updates. It does not communicate.
+
+        Returns:
+            A line without a line break.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.describe_run()
+            '1 process, device cpu, precision fp32'
         """
         return _accelerate.describe_processes(self._setup.accelerator, self.named_models().values())
 
     def describe_model(self, depth: int = 2) -> str:
         """Return a table of the modules that the run trains or calls: numbers of parameters, memory, dtype.
 
-        See ``pa_core.describe_model`` for the columns. Print it with ``trainer.print``, once on each machine.
+        You call it to see where the parameters are and which are frozen; print it with ``trainer.print``, once on each
+        machine. ``pa_core.describe_model`` makes the same table for any model. Memory counts parameters and buffers,
+        without gradients and optimizer states. It does not communicate.
 
         Args:
-            depth: The number of levels of modules below each model; 0 for the models alone. The default is 2.
+            depth: The number of levels of modules below each model; 0 for the models alone. The default, 2, fits on a
+                screen for most models.
+
+        Returns:
+            A text of several lines, with the columns module, type, parameters, trainable (parameters), memory and
+            dtype.
 
         Raises:
             ConfigurationError: ``depth`` is not a whole number of at least 0.
@@ -888,20 +1150,24 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether results are bit-for-bit identical on any number of processes.
+        """Whether the trainer makes results that are bit-for-bit identical on any number of processes.
 
-        True if the trainer was constructed with ``reproducible="any_processes"``.
+        True if the trainer was constructed with ``reproducible="any_processes"``, otherwise False. It does not change.
         """
         return self._setup.reproducible
 
     def fingerprint(self) -> str:
         """Return a hash of the results of a run, to compare runs bit for bit; every process must call this.
 
-        Results are the weights and buffers of all models and added modules, the states of optimizers and schedulers,
-        and the recorded metrics without their times. Runs whose results are bit-for-bit identical have the same digits,
-        no matter on which devices and on how many processes they ran. As in training states, models have the buffers of
-        rank zero; in a reproducible run, all processes must have the same buffers. Buffers that each process has for
-        itself, for example the queue of an untrained added module, count on all of them.
+        You call it after a run, or between updates in a callback. Results are the weights and buffers of all models and
+        added modules, the states of optimizers and schedulers, and the recorded metrics without their times. Runs whose
+        results are bit-for-bit identical have the same hash, no matter on which devices and on how many processes they
+        ran. As in training states, models have the buffers of rank zero; in a reproducible run, all processes must have
+        the same buffers. Buffers that each process has for itself, for example the queue of an untrained added module,
+        count on all of them.
+
+        Returns:
+            A text of 16 hexadecimal digits, the same on every process.
 
         Raises:
             RanksDifferError: The results are not the same on all processes.
@@ -925,12 +1191,15 @@ class AnyTrainer(ABC):
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once on each machine, without breaking progress bars; the other processes do nothing.
 
-        Use it in callbacks and steps in place of ``print``. It does not wait for other processes. If standard output
-        cannot be written to any more, for example a closed pipe, a warning is shown and the run continues.
+        You call it in callbacks and steps in place of ``print``. It does not wait for other processes. If standard
+        output cannot be written to any more, for example a closed pipe, a warning is shown and the run continues.
 
         Args:
             *args: The objects to print.
             **kwargs: Arguments of the function ``print``, for example ``sep`` or ``file``.
+
+        Raises:
+            OSError: A ``file`` that you passed cannot be written to.
 
         Example:
             >>> import torch
@@ -948,26 +1217,54 @@ class AnyTrainer(ABC):
     def is_padding_batch(self) -> bool:
         """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
-        Check this in a module that communicates with other processes, or counts its calls.
+        True or False; False outside of a step and on one process. A padding batch is a copy of another process's batch,
+        so that all processes call the model equally often; its loss is ignored. In a ``Trainer`` it only occurs with a
+        sharded model. Check it in a module that counts its calls or its samples.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class CountsSamples(Trainer):
+            ...     num_samples = 0
+            ...     def calculate_train_batch_loss(self, batch):
+            ...         if not self.is_padding_batch:
+            ...             self.num_samples += len(batch[0])
+            ...         return super().calculate_train_batch_loss(batch)
         """
         return self._session.is_padding_batch
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Evaluate ``eval_dataset`` in the middle of a training run; callbacks call this, on every process.
+        """Evaluate ``eval_dataset`` in the middle of a training run, and record its metrics.
 
-        A ``Run`` raises an error, because its loop evaluates itself.
+        You call it in callbacks, on every process, for example in ``on_optimizer_step_end``; the random numbers of the
+        training are not changed. ``Trainer`` evaluates after each epoch by itself. A ``Run`` raises an error, because
+        its loop evaluates itself.
 
         Args:
-            is_intermediate: Whether the training epoch continues afterwards; see ``Trainer.run_evaluation_epoch``.
-            eval_names: The names of the evaluation sets to evaluate; None for the sets that are due.
+            is_intermediate: Whether the training epoch continues afterwards. True puts ``intermediate_`` in front of
+                the names of metrics, and the model back into training mode, so that a curve with one value for each
+                epoch is not mixed with other values. The default is False.
+            eval_names: The names of the evaluation sets to evaluate. None, the default, evaluates the sets that are
+                due: after the current epoch, or with ``is_intermediate`` after each epoch.
+
+        Raises:
+            ConfigurationError: The run has no evaluation dataset, or no evaluation set with such a name; or this is a
+                ``Run``.
 
         Example:
-            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> import torch
+            >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+            >>> from pa_core.testing import make_regression
             >>> class EvaluateOften(TrainerCallback):
             ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
-            ...         if update % 100 == 0:
+            ...         if update % 4 == 0:
             ...             trainer.run_evaluation_epoch(is_intermediate=True)
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[EvaluateOften])
+            >>> trainer.train(make_regression(64), num_epochs=1, eval_dataset=make_regression(8))
+            >>> trainer.run_history.count_metric_values("intermediate_eval_loss_epoch")
+            2
         """
 
     # Checkpoints and training states
@@ -985,23 +1282,29 @@ class AnyTrainer(ABC):
     ) -> None:
         """Write the weights, and the states of optimizer and scheduler, to a file, atomically.
 
-        Use it to keep a model; to continue a run, use ``SaveTrainingStateCallback``. Every process may call this and,
-        if the model is sharded, must. The file then holds whole tensors, for which a process that writes needs room in
-        its host memory, and a model that is not sharded can load it.
+        You call it to keep a model, for example the best, and load it with ``load_checkpoint``; to continue a run, use
+        ``SaveTrainingStateCallback``, and to give the weights to other programs, ``save_model``. Every process may call
+        this and, if the model is sharded, must. The file then holds whole tensors, for which a process that writes
+        needs room in its host memory, and a model that is not sharded can load it.
 
         Args:
-            save_path: The file, by convention ending in ``.pt``. An existing file is replaced.
-            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
-            save_optimizer: Whether the optimizer's state is included.
-            save_scheduler: Whether the scheduler's state is included, if it exists.
-            save_per_node: True writes once on each machine, False once in the whole run.
+            save_path: The file, by convention ending in ``.pt``. An existing file is replaced, and missing folders are
+                created.
+            checkpoint_kwargs: Further entries by name: tensors, numbers, strings and containers of them. None, the
+                default, adds none.
+            save_optimizer: Whether the optimizer's state is included, which True, the default, needs to continue
+                training; False makes the file smaller.
+            save_scheduler: Whether the scheduler's state is included, if it exists. The default is True.
+            save_per_node: True, the default, writes once on each machine, as local disks need; False writes once in the
+                whole run, for a shared disk.
             trainable_only: Whether frozen parameters are left out, for example the base model of an adapter.
-                ``load_checkpoint`` then does not change the frozen parameters of the model.
+                ``load_checkpoint`` then does not change the frozen parameters of the model. The default is False.
 
         Raises:
             ConfigurationError: The fourth argument is False and not passed by name: it was ``save_per_node`` in early
                 releases of pytorch-accelerated. Or, with ``trainable_only``, all parameters are frozen.
             CheckpointError: An entry could not be loaded again; an existing file is not changed.
+            OSError: The file cannot be written.
 
         Example:
             >>> import tempfile, torch
@@ -1028,21 +1331,36 @@ class AnyTrainer(ABC):
     ) -> dict[str, Any]:
         """Load a file of ``save_checkpoint`` into model, optimizer and scheduler; every process must call this.
 
-        If the model is sharded, each process loads its pieces, whether the saved model was sharded or not.
+        You call it before ``evaluate()`` or ``predict()``, or before a new ``train()`` that begins with these weights;
+        to continue an interrupted run, pass ``resume_from`` to ``train()``. If the model is sharded, each process loads
+        its own part, whether the saved model was sharded or not.
 
         Args:
-            checkpoint_path: The file.
-            load_optimizer: Whether the optimizer's state is loaded, if the file has it.
-            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have it.
+            checkpoint_path: The file, which each process must be able to read.
+            load_optimizer: Whether the optimizer's state is loaded, if the file has it. True, the default, continues
+                with its momentum; pass False for a new optimizer.
+            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have it. The default is
+                True.
 
         Returns:
-            The whole content of the file, with its tensors on the CPU.
+            The whole content of the file, with its tensors on the CPU, including the ``checkpoint_kwargs`` by their
+            names.
 
         Raises:
             CheckpointNotFoundError: There is no such file.
             CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
                 ``create_optimizer_fn`` has not created the optimizer yet, whose state is in the file. Nothing was
                 loaded.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import Trainer
+            >>> source, target = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Trainer(source, None, None, callbacks=[]).save_checkpoint(f"{folder}/model.pt")
+            ...     content = Trainer(target, None, None, callbacks=[]).load_checkpoint(f"{folder}/model.pt")
+            >>> torch.equal(source.weight, target.weight)
+            True
         """
         self._setup.accelerator.wait_for_everyone()
         trained = self._parts_of_checkpoint(load_optimizer, load_scheduler)
@@ -1087,15 +1405,16 @@ class AnyTrainer(ABC):
     ) -> None:
         """Export the weights as safetensors, for other programs; every process may call this, and the first writes.
 
-        If the model is sharded, every process must call this. Its tensors are gathered one at a time. The file is
-        ``model.safetensors``, whose keys are the names in ``get_model().state_dict()``.
+        You call it after a run; ``save_checkpoint`` writes a file for ``load_checkpoint``, with the state of the
+        optimizer. If the model is sharded, every process must call this, and its tensors are gathered one at a time.
+        The file is ``model.safetensors``, whose keys are the names in ``get_model().state_dict()``.
 
         Args:
             save_directory: The folder of the files, created if it is missing.
-            max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``; larger weights are split into
-                several files, with an index next to them.
+            max_shard_size: The largest size of a file, as a number of bytes or a text such as ``"5GB"``, the default,
+                which model hubs accept; larger weights are split into several files, with an index next to them.
             trainable_only: Whether frozen parameters are left out. Buffers are always included, because training may
-                change the buffers of frozen layers too, for example the statistics of batch norm.
+                change the buffers of frozen layers too, for example the statistics of batch norm. The default is False.
 
         Raises:
             ConfigurationError: The folder is a file; or, with ``trainable_only``, all parameters are frozen.
@@ -1130,22 +1449,26 @@ class AnyTrainer(ABC):
     ) -> None:
         """Save the complete state of a run, so that ``train(resume_from=...)`` resumes it.
 
-        ``SaveTrainingStateCallback`` does so regularly. Every process must call this, and the first process writes.
-        Within a run the state is captured at the next moment at which all parts belong to the same update: after the
-        events of the current update, or of the current epoch. After a run it is the state of the complete run. If an
-        exception ended the run between two updates, the run can be resumed from there.
+        ``SaveTrainingStateCallback`` does so regularly; you call it in your own callbacks, or after a run. Every
+        process must call this, and the first process writes. Within a run the state is captured at the next moment at
+        which all parts belong to the same update: after the events of the current update, or of the current epoch.
+        After a run it is the state of the complete run. If an exception ended the run between two updates, the run can
+        be resumed from there.
 
         Args:
             output_dir: The directory of the state, which is written atomically. An existing state is replaced.
-            checkpoint_kwargs: Further entries, tensors and plain values, which ``load_training_state`` returns.
+            checkpoint_kwargs: Further entries, tensors and plain values by name, which ``load_training_state`` returns.
+                None, the default, adds none.
             asynchronous: Whether training continues while the state is written, from a copy in host memory. The
                 default, False, waits.
-            sequence: The number of the state among the states of a folder; the newest has the highest.
+            sequence: The number of the state among the states of a folder; ``resume_from`` of the folder chooses the
+                highest, so pass for example the number of the update. The default, 0, is enough for a single state.
             on_saved: A function that is called with the directory, on the process that writes, after the state is
-                complete; in a thread if asynchronous.
+                complete; in a thread if asynchronous. None, the default, calls nothing.
             keep_other_runs: Whether a state of another run at ``output_dir`` stays there. The new state then has the
-                name ``final_2``, for example.
-            on_error: ``"warn"`` warns about a state that cannot be written, and continues without it.
+                name ``final_2``, for example. The default, False, replaces it.
+            on_error: ``"raise"``, the default, ends the run if a state cannot be written; ``"warn"`` warns, and
+                continues without the state.
 
         Raises:
             ConfigurationError: There was no training yet.
@@ -1184,19 +1507,37 @@ class AnyTrainer(ABC):
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Load the model, the optimizer and the scheduler of a training state, without resuming its run.
 
-        Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
+        You call it before ``evaluate()``, ``predict()`` or a new run, on every process. To continue the run, pass
+        ``resume_from`` to ``train()`` instead.
 
         Args:
-            input_dir: A training state, or a folder of states (the newest valid one is used). Either can be a URL in an
-                object store.
+            input_dir: A training state, which is a directory, or a folder of states (the newest valid state is used).
+                Either can be a URL in an object store, for example ``"s3://bucket/states"``.
 
         Returns:
-            The ``checkpoint_kwargs`` of ``save_training_state``, and ``current_epoch``, the value of
+            A dictionary of the ``checkpoint_kwargs`` of ``save_training_state``, and ``current_epoch``, the value of
             ``run_history.current_epoch``: 3 for a state that was saved after two epochs.
 
         Raises:
             CheckpointNotFoundError: There is no training state.
             CheckpointError: No state is valid, or it belongs to another model or optimizer.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.train(make_regression(16), num_epochs=1)
+            >>> trained = model.weight.detach().clone()
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trainer.save_training_state(folder)
+            ...     _ = torch.nn.init.zeros_(model.weight)
+            ...     trainer.load_training_state(folder)
+            {'current_epoch': 2}
+            >>> torch.equal(model.weight, trained)
+            True
         """
         saved = find_saved_run(download(input_dir, {}, self.print))
         with initial_hyperparameters.not_chosen_by_script(*self.named_optimizers().values()):
@@ -1220,7 +1561,7 @@ class AnyTrainer(ABC):
             folder: The folder in which you will save the states.
             upload_to: The URL of a folder in an object store to which you send the states, for example
                 ``"s3://bucket/states"``; any URL that fsspec supports. If the saved run has a newer state there, this
-                run gets a new name, too.
+                run gets a new name, too. None, the default, is for states that stay in ``folder``.
 
         Returns:
             On the first process, the path of the state from which the run continues, if the run keeps its name, so that
@@ -1253,11 +1594,12 @@ class AnyTrainer(ABC):
         return continued
 
     def request_training_state(self) -> None:
-        """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
+        """Request that all processes save a training state after the same update.
 
-        ``SaveTrainingStateCallback`` then saves a state; without a callback for the event, a warning is shown. A single
-        process may make the request, for example because some time has passed on its clock; on several processes, the
-        others learn of it with the gradients of the next update. Call it within a run.
+        You call it within a run, on any process, for example because some time has passed on its clock; on several
+        processes, the others learn about it with the gradients of the next update. The event
+        ``on_training_state_request`` is then called on all processes, in which ``SaveTrainingStateCallback`` saves a
+        state. Without a callback for the event, a warning is shown and nothing is saved.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1275,19 +1617,28 @@ class AnyTrainer(ABC):
         self._session.rank_sync.request_save()
 
     def request_preemption(self) -> None:
-        """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
+        """Request that all processes save a training state after the same update, and end the run to be resumed later.
 
-        Call it within a run if the machine will be taken away. A single process may make the request, even from a
-        signal handler. ``train()`` then raises ``TrainingPreempted``, which ends the script with an exit status for
-        schedulers. Without a ``SaveTrainingStateCallback``, no state is saved.
+        You call it within a run if the machine will be taken away; outside of a run it has no effect. A single process
+        may make the request, even from a signal handler or a thread. The event ``on_preemption`` is then called on all
+        processes, in which ``SaveTrainingStateCallback`` saves a state; without that callback, no state is saved.
+        Afterwards ``train()`` raises ``TrainingPreempted``, a ``SystemExit`` that ends the script with status 75. If
+        the run is complete by then, it ends as usual.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class EndAfterAnHour(TrainerCallback):
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if trainer.run_history.clock.seconds > 3600:
+            ...             trainer.request_preemption()
         """
         self._session.rank_sync.request_preemption()
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, for example your own samplers or counters.
 
-        Call it before ``train()``, or before the first loop in the block of a ``Run``, on every process: a resumed run
-        restores the objects when it starts. States hold the objects by position, not by name, so register the same
+        You call it before ``train()``, or before the first loop in the block of a ``Run``, on every process: a resumed
+        run restores the objects when it starts. States hold the objects by position, not by name, so register the same
         classes in the same order each time; a different number or class is an error when the run resumes. They are in
         training states (``save_training_state``, ``SaveTrainingStateCallback``), with the values of the first process,
         and not in the files of ``save_checkpoint`` and ``save_model``.
