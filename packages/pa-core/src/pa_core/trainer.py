@@ -58,7 +58,8 @@ class Trainer(
     """Train a model on a dataset, on the hardware that the script was launched on.
 
     Use it if your task fits the loop below; use ``Run`` if you write the loop yourself. The same script runs on a CPU,
-    on a GPU and on several processes.
+    on a GPU and on several processes. Construct it, call ``train()``, and then ``evaluate()``, ``predict()`` or
+    ``save_model()``.
 
     Methods whose names begin with *create* or *calculate* return a value; all others change the state of the run.
     Override the methods that your task needs: the implementations here are sensible defaults. In pseudocode,
@@ -82,6 +83,10 @@ class Trainer(
             training_run_epoch_end, on_training_run_epoch_end
         training_run_end, on_training_run_end
 
+    An accumulation group is the batches whose gradients make an optimizer update. ``AnyTrainer`` lists the attributes,
+    for example ``run_history``, the recorded metrics, and ``run_config``, the settings of the run. Training states (see
+    ``save_training_state``) contain everything that a resumed run needs.
+
     Args:
         model: The module to train. It is moved to the device, and not wrapped, even on several processes.
         loss_func: Called as ``loss_func(model_outputs, targets)``. None for a model that returns its own loss when
@@ -90,23 +95,25 @@ class Trainer(
         callbacks: Callbacks, as classes or instances; their events are called in this order. The default,
             ``DEFAULT_CALLBACKS``, prints the progress and the metrics, and ends a run whose loss is NaN. Any list
             replaces it: an empty list does neither, and ``[*DEFAULT_CALLBACKS, ...]`` adds to it.
-        run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
+        run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
         mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
             weights. The default, None, uses the setting of ``accelerate launch``, or "no". All trainers in a process
             must use the same precision.
-        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and by default an available
-            GPU. All trainers in a process must use the same device.
+        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and by default an available GPU.
+            All trainers in a process must use the same device.
         max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
             they are and exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no
             diagnostics. The limit grows to ten times the slowest update if that is longer. None leaves the timeout to
             the process group.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
             ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if you
-            shard it. Only needed for optimizers that read the shapes of their parameters when they are made.
+            shard it. Only needed for optimizers that read the shapes of their parameters when they are made; None by
+            default.
         reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
             processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
-            micro-batches, the pieces that each update is divided into. None, the default, makes results on different
-            numbers of processes equal up to rounding. After construction, ``trainer.reproducible`` is True or False.
+            micro-batches, the parts that each update is divided into. None, the default, is faster: results on
+            different numbers of processes are equal up to rounding. After construction, ``trainer.reproducible`` is
+            True or False.
 
     Raises:
         ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
@@ -216,6 +223,11 @@ class Trainer(
     ) -> None:
         """Train the model for some epochs, and evaluate after each of them if there is an evaluation dataset.
 
+        You call it on every process; it returns when the run is complete, or a ``StopTrainingError`` ended it. The mean
+        losses are recorded in ``run_history`` as ``train_loss_epoch`` and ``eval_loss_epoch``, and the trained weights
+        are in the model that you passed to the trainer. You may call it again: the model and the optimizer continue as
+        they are.
+
         The run draws one number from torch's global generator on rank zero. The order of the data and the randomness of
         augmentation follow from it, so ``torch.manual_seed(...)`` before the run is the only seed that you set.
 
@@ -227,9 +239,9 @@ class Trainer(
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
                 returned it: on several processes its samples are split, in the order of its sampler.
             num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
-            eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
-                Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
-                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap a set in an
+            eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None, the default, for
+                no evaluation. Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the
+                other, and the names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap a set in an
                 ``EvaluationSet`` to evaluate it less often than after each epoch.
             per_device_batch_size: The number of samples in a batch of one process; the default, 8, fits on almost any
                 device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
@@ -237,9 +249,10 @@ class Trainer(
                 effects are undone.
             max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000 updates
                 are ten epochs if an epoch has 1,000, and the run may end mid-epoch. Data without a length requires it.
-            gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default is 1.
-                The gradient is computed for the mean loss over all samples of the update. The last update of an epoch
-                may have fewer batches.
+                None, the default, trains ``num_epochs``.
+            gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default, 1,
+                updates after each batch. The gradient is computed for the mean loss over all samples of the update. The
+                last update of an epoch may have fewer batches.
             gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
                 default, does not clip.
             create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
@@ -247,31 +260,36 @@ class Trainer(
                 schedule depends on the length of the run, unlike ``create_optimizer_fn``, whose optimizer the trainer
                 keeps. Without a function, the run uses ``trainer.scheduler``, which is the scheduler that you assigned,
                 or the scheduler of the previous run.
-            train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
-            eval_dataloader_kwargs: Arguments for the evaluation loader, which override the defaults.
-            reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
-            collate_fn: A function that makes a batch of a list of samples, for both loaders.
+            train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader, which
+                override ``get_default_train_dl_kwargs``. None, the default, overrides none.
+            eval_dataloader_kwargs: The same for the evaluation loaders, which override ``get_default_eval_dl_kwargs``.
+            reset_run_history: True, the default, begins with an empty history. False keeps the metrics and the epoch
+                count of the previous run, and continues them.
+            collate_fn: A function that makes a batch of a list of samples, for both loaders. None, the default, stacks
+                tensors, as ``DataLoader`` does.
             gradient_clip_norm: All gradients are scaled down together to at most this norm. The norm before clipping is
                 ``trainer.gradient_norm``. None, the default, does not clip.
-            resume_from: A training state, or a folder of states (the newest valid one is used). Either can be a URL in
-                an object store, such as ``"s3://bucket/states"``. ``num_epochs`` includes the epochs before the
-                interruption. A complete run is restored as it ended.
-            resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins
-                a new run, so that a job script can always pass both arguments.
+            resume_from: A training state, or a folder of states (the newest valid state is used). Either can be a URL
+                in an object store, such as ``"s3://bucket/states"``. ``num_epochs`` includes the epochs before the
+                interruption. A complete run is restored as it ended. None, the default, begins a new run.
+            resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because a mistyped
+                path would begin again; ``"start"`` begins a new run, so that a job script can always pass both
+                arguments.
             resume_allow: Names of differences from the saved run to accept; without its name here, each raises an
                 error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
-                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs
-                add "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
+                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add
+                "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
             step_scheduler: When the trainer steps the scheduler: after each ``"update"``, the default, or after each
                 ``"epoch"`` and its evaluation.
-            watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after
-                each epoch.
+            watch_metric: The full name of the metric, for example "eval_loss_epoch", that schedulers such as
+                ``ReduceLROnPlateau`` are stepped with, after each epoch. None, the default, is for schedulers that need
+                no metric.
             order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses
                 the order of the dataset, if it has an order, and otherwise visits each sample once in a random order.
             sanity_eval_steps: The number of batches of each evaluation set, for example 2, that a new run evaluates
                 before its first epoch. The default, 0, evaluates none. Use it to find errors in the evaluation and
-                misspelt names of metrics before hours are spent. The run is bit-for-bit identical to a run without it,
-                because callbacks are called on copies and nothing is recorded.
+                misspelled names of metrics before hours are spent. The run is bit-for-bit identical to a run without
+                it, because callbacks are called on copies and nothing is recorded.
             samples_per_update: The number of samples of all processes in an optimizer update. Batches and accumulation
                 are computed from it, on any number of processes; ``per_device_batch_size`` is then the largest number
                 of samples that a process computes at a time. None, the default, is for updates of
@@ -281,6 +299,8 @@ class Trainer(
             ArgumentTypeError: An argument has the wrong type.
             ConfigurationError: An argument has a value that cannot work; a ``ValueError``.
             DataError: ``pa_data`` cannot use the dataset, the loader or the order; a ``ValueError``.
+            BatchMismatchError: The samples, the model and the loss function do not fit together.
+            BatchOutputError: An overridden step returned values that cannot be used.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             CheckpointNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
@@ -288,6 +308,18 @@ class Trainer(
             SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:
                 it resumes with smaller batches. A ``SystemExit``.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> samples, eval_samples = make_regression(64), make_regression(16)
+            >>> trainer.train(samples, num_epochs=2, eval_dataset=eval_samples, per_device_batch_size=16)
+            >>> trainer.num_updates_completed, len(trainer.run_history.get_metric_values("eval_loss_epoch"))
+            (8, 2)
         """
         require_ready(self._session, "train")
         with print_errors_once():
@@ -369,25 +401,32 @@ class Trainer(
     ) -> dict[str, float]:
         """Evaluate the model on a dataset without training it, and record the loss as ``evaluation_loss``.
 
-        Use it for a test set after training, or for a model that was loaded.
+        You call it on every process, for a test set after training, or for a model that was loaded. Evaluations after
+        each training epoch are made by ``train(eval_dataset=...)``. Each sample counts once, on any number of
+        processes. The weights do not change, and no gradients are computed.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them; None evaluates the data of the previous run
-                of any kind. Each of several sets by name is evaluated, and its loss is recorded as
+            dataset: The samples to evaluate, or a ``DataLoader`` of them. None, the default, evaluates the data of the
+                previous run of any kind. Each of several sets by name is evaluated, and its loss is recorded as
                 ``evaluation_NAME_loss``.
             per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
                 ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
-            dataloader_kwargs: Arguments for the loader, which override the defaults.
-            collate_fn: A function that makes a batch of a list of samples; None keeps the function of the previous run.
-            reset_run_history: False keeps the metrics that are recorded already.
+            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override
+                ``get_default_eval_dl_kwargs``. None, the default, overrides none.
+            collate_fn: A function that makes a batch of a list of samples. None, the default, keeps the function of the
+                previous run.
+            reset_run_history: True, the default, begins with an empty history. False keeps the metrics that are
+                recorded already.
 
         Returns:
-            The metrics of this evaluation by name: the loss, the metrics that steps logged, and those that callbacks
-            added, if they are numbers.
+            A dictionary of the metrics of this evaluation by name, each a float: the loss, the metrics that steps
+            logged, and those that callbacks added, if they are numbers. It is the same on every process.
 
         Raises:
             ConfigurationError: There is no dataset, or an argument cannot work.
             DataError: ``pa_data`` cannot use the dataset or the loader.
+            BatchMismatchError: The samples, the model and the loss function do not fit together.
+            BatchOutputError: An overridden step returned values that cannot be used.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
 
         Example:
@@ -447,17 +486,32 @@ class Trainer(
     def training_run_start(self) -> None:
         """Hook that is called once when a training run starts, before ``on_training_run_start``.
 
+        Override it to prepare your own objects for the run; the trainer calls it in ``train()``, on every process.
         Model, loaders, optimizer and scheduler are ready, and a resumed run has loaded its weights. The default does
-        nothing, so an override need not call ``super()``. It is called on every process. With
-        ``per_device_batch_size="fit"`` it is also called before trial updates.
+        nothing, so an override need not call ``super()``. With ``per_device_batch_size="fit"`` it is also called before
+        trial updates, so it may be called twice.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class PrintsLength(Trainer):
+            ...     def training_run_start(self) -> None:
+            ...         self.print("updates:", self.run_config.max_num_train_steps)
         """
 
     def train_epoch_start(self) -> None:
         """Hook that is called when a training epoch starts, before ``on_train_epoch_start``.
 
-        The default calls ``model.train()`` and puts the trained added modules into training mode, so an override has to
-        call ``super()``. Parts that the script put into evaluation mode, for example batch norm layers of a pretrained
-        model, stay there.
+        Override it for settings of an epoch, for example layers that stay in evaluation mode; the trainer calls it on
+        every process. The default calls ``model.train()`` and puts the trained added modules into training mode, so an
+        override has to call ``super()``. Parts that the script put into evaluation mode, for example batch norm layers
+        of a pretrained model, stay there. ``self.num_epochs_completed`` is the number of the epoch, from 0.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class PrintsEpochs(Trainer):
+            ...     def train_epoch_start(self) -> None:
+            ...         super().train_epoch_start()
+            ...         self.print("epoch", self.num_epochs_completed + 1)
         """
         put_into_training(self.model)
         self._setup.added.train(self.optimizer)
@@ -466,15 +520,30 @@ class Trainer(
         """Hook that is called after the last update of a training epoch, before its loss is recorded.
 
         Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_train_epoch_end``
-        follows, and callbacks see them there. The default does nothing, so an override need not call ``super()``. It is
-        called on every process.
+        follows, and callbacks see the metrics there. The trainer calls it on every process. The default does nothing,
+        so an override need not call ``super()``. A ``StopTrainingError`` in it ends the run.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class RecordsNorm(Trainer):
+            ...     def train_epoch_end(self) -> None:
+            ...         norm = sum(parameter.norm().item() for parameter in self.model.parameters())
+            ...         self.run_history.update_metric("train_weight_norm", norm)
         """
 
     def eval_epoch_start(self) -> None:
         """Hook that is called when the evaluation of a set starts, before ``on_eval_epoch_start``.
 
-        The default calls ``model.eval()`` and puts all added modules into evaluation mode, so an override has to call
-        ``super()``. It is called in ``train()``, ``evaluate()`` and ``run_evaluation_epoch()``.
+        Override it to prepare your own metrics; the trainer calls it on every process, in ``train()``, ``evaluate()``
+        and ``run_evaluation_epoch()``. The default calls ``model.eval()`` and puts all added modules into evaluation
+        mode, so an override has to call ``super()``. ``self.eval_name`` is the name of the set.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class CountsErrors(Trainer):
+            ...     def eval_epoch_start(self) -> None:
+            ...         super().eval_epoch_start()
+            ...         self.num_errors = 0
         """
         self.model.eval()
         self._setup.added.eval()
@@ -483,16 +552,23 @@ class Trainer(
         """Hook that is called after the last batch of an evaluation of a set, before its loss is recorded.
 
         Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_eval_epoch_end``
-        follows, and callbacks see them there. ``self.eval_name`` is the name of the set. The default does nothing, so
-        an override need not call ``super()``. It is called on every process, without gradients.
+        follows, and callbacks see the metrics there. The trainer calls it on every process, without gradients, so
+        ``self.gather`` may be called in it. ``self.eval_name`` is the name of the set; the names of metrics get no
+        prefix for it. The default does nothing, so an override need not call ``super()``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class RecordsScore(Trainer):
+            ...     def eval_epoch_end(self) -> None:
+            ...         self.run_history.update_metric("eval_score", 1 / (1 + self.loss_tracker.average))
         """
 
     def training_run_epoch_end(self) -> None:
         """Hook that is called at the end of each epoch, after its training and its evaluation, if any.
 
-        Schedulers that step after each epoch have been stepped, ``num_epochs_completed`` includes the epoch, and
-        ``on_training_run_epoch_end`` follows. Raise ``StopTrainingError`` to end the run here. The default does
-        nothing, so an override need not call ``super()``. It is called on every process.
+        Override it to judge an epoch; the trainer calls it on every process. Schedulers that step after each epoch have
+        been stepped, ``num_epochs_completed`` includes the epoch, and ``on_training_run_epoch_end`` follows. Raise
+        ``StopTrainingError`` to end the run here. The default does nothing, so an override need not call ``super()``.
 
         Example:
             >>> from pa_core import StopTrainingError, Trainer
@@ -505,21 +581,43 @@ class Trainer(
     def training_run_end(self) -> None:
         """Hook that is called when a training run has ended, before ``on_training_run_end``.
 
-        It is called after the last epoch and after a ``StopTrainingError``, but not if another exception ended the run.
-        The default does nothing, so an override need not call ``super()``. It is called on every process.
+        Override it to release or save your own objects; the trainer calls it on every process, after the last epoch and
+        after a ``StopTrainingError``, but not if another exception ended the run. To clean up in any case, call
+        ``enter_run_context``. The default does nothing, so an override need not call ``super()``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class Exports(Trainer):
+            ...     def training_run_end(self) -> None:
+            ...         self.save_model("exported")
         """
 
     def evaluation_run_start(self) -> None:
         """Hook that is called once when ``evaluate()`` starts, before ``on_evaluation_run_start``.
 
-        Model and loaders are ready. ``eval_epoch_start`` follows for each set. The default does nothing, so an override
-        need not call ``super()``.
+        Override it to prepare your own objects; the trainer calls it on every process, and not for evaluations in
+        ``train()``. Model and loaders are ready. ``eval_epoch_start`` follows for each set. The default does nothing,
+        so an override need not call ``super()``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class PrintsStart(Trainer):
+            ...     def evaluation_run_start(self) -> None:
+            ...         self.print("evaluating", len(self.eval_dataset), "samples")
         """
 
     def evaluation_run_end(self) -> None:
         """Hook that is called once when ``evaluate()`` has ended, before ``on_evaluation_run_end``.
 
-        All metrics are recorded. The default does nothing, so an override need not call ``super()``.
+        Override it to report results; the trainer calls it on every process, and not for evaluations in ``train()``.
+        All metrics are recorded; numbers that you record here are in the result of ``evaluate()``. The default does
+        nothing, so an override need not call ``super()``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class PrintsLoss(Trainer):
+            ...     def evaluation_run_end(self) -> None:
+            ...         self.print("loss:", self.run_history.get_latest_metric("evaluation_loss"))
         """
 
     # The steps and the parts of an update
@@ -528,7 +626,8 @@ class Trainer(
         """Calculate the training loss of a batch; override it for a custom loss or several outputs.
 
         The trainer calls it for each training batch, and then runs the backward pass, so an override must not call
-        ``backward``. Call ``self.model`` in it; ``super()`` need not be called.
+        ``backward``. Call ``self.model`` in it; ``super()`` need not be called. ``self.log(name, value)`` in it records
+        the mean of a metric over the epoch.
 
         Args:
             batch: A batch of the training loader, on the device; by default inputs and targets at the indices 0 and 1.
@@ -536,9 +635,9 @@ class Trainer(
                 the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
 
         Returns:
-            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys, for callbacks. The
-            loss is a tensor with one element, the mean over the ``batch_size`` samples of this process. If it is a mean
-            over other items, for example tokens, their number is ``num_items_in_batch``.
+            A dictionary (see ``BatchOutput``) with ``loss``, ``model_outputs`` and ``batch_size``, and any further
+            keys, for callbacks. The loss is a tensor with one element, the mean over the ``batch_size`` samples of this
+            process. If it is a mean over other items, for example tokens, their number is ``num_items_in_batch``.
 
         Raises:
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
@@ -567,14 +666,18 @@ class Trainer(
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; override it for a custom loss, or to log metrics of the batch.
 
-        The trainer calls it for each evaluation batch, in evaluation mode and without gradients. ``self.log(name,
-        value)`` in it records the mean of a metric over all samples of the evaluation.
+        The trainer calls it for each evaluation batch, in evaluation mode and without gradients.
+        ``self.log(name, value)`` in it records the mean of a metric over all samples of the evaluation. ``super()``
+        need not be called.
 
         Args:
-            batch: A batch of the evaluation loader, on the device.
+            batch: A batch of the evaluation loader, on the device; by default inputs and targets at the indices 0 and
+                1, or with ``loss_func=None`` a mapping for ``model(**batch)``.
 
         Returns:
-            The same dictionary as ``calculate_train_batch_loss``.
+            A dictionary with ``loss`` (a tensor with one element, the mean over the samples of this process),
+            ``model_outputs`` and ``batch_size``, and any further keys, for callbacks; with ``num_items_in_batch`` if
+            the loss is a mean over other items.
 
         Raises:
             ConfigurationError: The batch has no inputs and targets, or there is no loss.
@@ -601,9 +704,10 @@ class Trainer(
     def backward_step(self, loss: Tensor) -> None:
         """Compute the gradients of a batch; override it to call ``backward`` with other arguments.
 
-        The trainer calls it for each training batch, after ``on_train_step_end``. An override has to call ``super()``
-        or the ``backward`` method of the loss; in fp16 only ``super()`` scales the loss. With an override, gradients
-        are sent to other processes after the backward pass instead of during it.
+        The trainer calls it for each training batch, after ``on_train_step_end``; you need not call it yourself. An
+        override has to call ``super()`` or the ``backward`` method of the loss; in fp16 only ``super()`` scales the
+        loss. With an override, gradients are sent to other processes after the backward pass instead of during it,
+        which is slower.
 
         Args:
             loss: The loss of the batch, a tensor with one element, scaled to its share of the optimizer update.
@@ -627,18 +731,33 @@ class Trainer(
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; override it to step the optimizer with other arguments.
 
-        The trainer calls it once in each update, after the gradients are averaged over the processes and clipped, on
-        every process. It is not called if gradients overflowed in fp16. An override has to call ``super()`` or
-        ``self.optimizer.step(...)``.
+        The trainer calls it once in each update, on every process, after the gradients are averaged over the processes
+        and clipped; you need not call it yourself. It is not called if gradients overflowed in fp16. An override has to
+        call ``super()`` or ``self.optimizer.step(...)``. The optimizers of added modules are stepped after it.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class CountsSteps(Trainer):
+            ...     num_steps = 0
+            ...     def optimizer_step(self) -> None:
+            ...         super().optimizer_step()
+            ...         self.num_steps += 1
         """
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
         """Step the scheduler after each update, or after each epoch with ``step_scheduler="epoch"``.
 
-        The trainer calls it if there is a scheduler, except after updates whose gradients overflowed in fp16. Override
-        it if the scheduler's ``step`` needs other arguments, and step ``self.scheduler`` in it; ``super()`` need not be
-        called.
+        The trainer calls it on every process if there is a scheduler, except after updates whose gradients overflowed
+        in fp16; you need not call it yourself. By default ``scheduler.step()`` is called, with the value of
+        ``watch_metric`` if it needs a metric. Override it if the scheduler's ``step`` needs other arguments, and step
+        ``self.scheduler`` in it; ``super()`` need not be called.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class WithUpdateNumber(Trainer):
+            ...     def scheduler_step(self) -> None:
+            ...         self.scheduler.step(self.num_updates_completed + 1)
         """
         if self.scheduler is not None:
             self._session.arguments.stepping.step(self.scheduler, self)
@@ -646,8 +765,15 @@ class Trainer(
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer, after each update.
 
-        It is called even after an update that was skipped in fp16. Override it to keep gradients, or to clear gradients
-        of further parameters; an override usually calls ``super()``.
+        The trainer calls it on every process, even after an update that was skipped in fp16; you need not call it
+        yourself. Override it to keep gradients, or to clear gradients of further parameters; an override usually calls
+        ``super()``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class ZeroesGradients(Trainer):
+            ...     def optimizer_zero_grad(self) -> None:
+            ...         self.optimizer.zero_grad(set_to_none=False)
         """
         self.optimizer.zero_grad()
 
@@ -868,16 +994,36 @@ class Trainer(
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Evaluate ``eval_dataset`` in the middle of a training run; callbacks call this.
+        """Evaluate ``eval_dataset`` in the middle of a training run, and record its metrics.
+
+        You call it in callbacks, on every process, for example in ``on_optimizer_step_end``; the trainer itself
+        evaluates after each epoch. The random numbers of the training are not changed.
 
         Args:
-            is_intermediate: Whether the training epoch continues afterwards. Metrics then have the prefix
-                ``intermediate_``, and the events of the evaluation epoch are passed ``is_intermediate=True``.
-            eval_names: The names of the evaluation sets to evaluate. The default is the sets that are evaluated after
-                the current epoch; with ``is_intermediate``, the sets that are evaluated after each epoch.
+            is_intermediate: Whether the training epoch continues afterwards. With True, the names of the metrics have
+                the prefix ``intermediate_``, so that they are not mixed with the values of whole epochs, and the events
+                of the evaluation epoch are passed ``is_intermediate=True``. The default is False.
+            eval_names: The names of the evaluation sets to evaluate. None, the default, evaluates the sets that are
+                evaluated after the current epoch; with ``is_intermediate``, the sets that are evaluated after each
+                epoch.
 
         Raises:
             ConfigurationError: The run has no evaluation dataset, or no evaluation set with this name.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
+            >>> from pa_core.testing import make_regression
+            >>> class EvaluateOften(TrainerCallback):
+            ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+            ...         if update % 4 == 0:
+            ...             trainer.run_evaluation_epoch(is_intermediate=True)
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[EvaluateOften])
+            >>> trainer.train(make_regression(64), num_epochs=1, eval_dataset=make_regression(8))
+            >>> trainer.run_history.count_metric_values("intermediate_eval_loss_epoch")
+            2
         """
         input_checks.require_evaluation_loader(self.eval_dataloader)
         if eval_names is not None:

@@ -75,18 +75,25 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     ) -> SizedIterable[BatchT]:
         """Create the loader of the training epochs; override it to use a custom loader.
 
-        The trainer calls it once in each ``train()``, on every process, unless a ``DataLoader`` was passed.
-        ``self.train_dataset`` is the dataset. Return the same loader on every process: the trainer splits its samples.
+        The trainer calls it once in each ``train()``, on every process, unless a ``DataLoader`` was passed; you need
+        not call it yourself. ``self.train_dataset`` is the dataset. Return the same loader on every process, because
+        the trainer splits its samples; ``super()`` need not be called.
 
         Args:
             batch_size: The number of samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides
                 it.
             train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override
                 ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
+                None, the default, overrides none.
 
         Returns:
             A ``KeyedDataLoader``, or a plain ``DataLoader`` if the order is not the trainer's: with a sampler, or for
             an ``IterableDataset``. An override may return any iterable with a length.
+
+        Raises:
+            ConfigurationError: An argument for the loader cannot work.
+            TypeError: An argument for the loader is unknown.
+            DataError: ``pa_data`` cannot use the dataset.
 
         Example:
             >>> from torch.utils.data import DataLoader
@@ -101,14 +108,22 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
 
-        ``create_train_dataloader`` calls it. Override it to change a default for all runs, and update the result of
-        ``super()``.
+        ``create_train_dataloader`` calls it; you need not call it yourself. Override it to change a default for all
+        runs, and update the result of ``super()``; ``train_dataloader_kwargs`` of ``train()`` changes a default for one
+        run.
 
         Args:
             batch_size: The number of samples in a batch of one process.
 
         Returns:
-            A new dictionary of arguments of ``torch.utils.data.DataLoader``.
+            A new dictionary of arguments of ``torch.utils.data.DataLoader``: ``shuffle``, ``batch_size``,
+            ``pin_memory`` and ``num_workers``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class WithoutShortBatches(Trainer):
+            ...     def get_default_train_dl_kwargs(self, batch_size):
+            ...         return {**super().get_default_train_dl_kwargs(batch_size), "drop_last": True}
         """
         return {"shuffle": True, **self._setup.loaders.default_kwargs(self.train_dataset, batch_size)}
 
@@ -118,15 +133,31 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Create the loader of an evaluation set; override it to use a custom loader.
 
         The trainer calls it once for each evaluation set of a run, on every process, unless a ``DataLoader`` was
-        passed. ``self.eval_dataset`` is the dataset, and ``self.eval_name`` the name of the set.
+        passed; you need not call it yourself. ``self.eval_dataset`` is the dataset, and ``self.eval_name`` the name of
+        the set. Return the same loader on every process, because the trainer splits its samples; ``super()`` need not
+        be called.
 
         Args:
             batch_size: The number of samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` overrides
                 it.
             eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override ``get_default_eval_dl_kwargs``.
+                None, the default, overrides none.
 
         Returns:
-            A loader of the same types as ``create_train_dataloader``. Processes share the samples without padding.
+            A ``KeyedDataLoader``, or a plain ``DataLoader`` with a sampler or for an ``IterableDataset``. An override
+            may return any iterable with a length. Processes share the samples, and each sample is evaluated once.
+
+        Raises:
+            ConfigurationError: An argument for the loader cannot work.
+            TypeError: An argument for the loader is unknown.
+            DataError: ``pa_data`` cannot use the dataset.
+
+        Example:
+            >>> from torch.utils.data import DataLoader
+            >>> from pa_core import Trainer
+            >>> class CustomLoader(Trainer):
+            ...     def create_eval_dataloader(self, batch_size, eval_dl_kwargs=None):
+            ...         return DataLoader(self.eval_dataset, batch_size)
         """
         dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
         return self._session.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
@@ -134,30 +165,41 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
 
-        ``create_eval_dataloader`` calls it. Override it to change a default for all runs, and update the result of
-        ``super()``.
+        ``create_eval_dataloader`` calls it; you need not call it yourself. Override it to change a default for all
+        runs, and update the result of ``super()``; ``eval_dataloader_kwargs`` of ``train()`` changes a default for one
+        run.
 
         Args:
             batch_size: The number of samples in a batch of one process.
 
         Returns:
-            A new dictionary of arguments of ``torch.utils.data.DataLoader``.
+            A new dictionary of arguments of ``torch.utils.data.DataLoader``: ``shuffle``, ``batch_size``,
+            ``pin_memory`` and ``num_workers``.
+
+        Example:
+            >>> from pa_core import Trainer
+            >>> class LargeEvaluationBatches(Trainer):
+            ...     def get_default_eval_dl_kwargs(self, batch_size):
+            ...         return {**super().get_default_eval_dl_kwargs(batch_size), "batch_size": 4 * batch_size}
         """
         dataset = cast("Dataset[Any]", self.eval_dataset)
         return {"shuffle": False, **self._setup.loaders.default_kwargs(dataset, batch_size)}
 
     def create_scheduler(self) -> SchedulerT | None:
-        """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
+        """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders replaced by numbers.
 
-        The trainer calls this if ``train()`` is passed a factory. It also calls an override that needs no factory,
-        unless a scheduler was assigned to ``trainer.scheduler``. In an override, ``self.optimizer`` and
-        ``self.run_config``, which has the number of updates, are ready; ``super()`` need not be called.
+        The trainer calls this if ``train()`` is passed a function; you need not call it yourself. It also calls an
+        override that needs no function, unless a scheduler was assigned to ``trainer.scheduler``. In an override,
+        ``self.optimizer`` and ``self.run_config``, which has the number of updates, are ready; ``super()`` need not be
+        called.
 
         Returns:
-            The scheduler, or None if no factory was given.
+            The scheduler, or None if ``train()`` was passed no function.
 
         Raises:
-            TypeError: ``create_scheduler_fn`` is not a factory, but a scheduler, for example; or it returned None.
+            ArgumentTypeError: ``create_scheduler_fn`` is not a function, but a scheduler, for example; or it returned
+                None. A ``TypeError``.
+            ConfigurationError: A placeholder has no number in this run, or the scheduler belongs to another optimizer.
 
         Example:
             >>> import torch
@@ -174,9 +216,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def predict_batch(self, batch: BatchT) -> Any:
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
 
-        ``predict()`` calls it for each batch. Override it to compute predictions from the outputs, for example the
-        class with the highest score; ``super()`` returns the outputs. Annotate its return type, which is then the type
-        that ``predict()`` yields. It cannot communicate with other processes.
+        ``predict()`` calls it for each batch; you need not call it yourself. Override it to compute predictions from
+        the outputs, for example the class with the highest score; ``super()`` returns the outputs. Annotate its return
+        type, which is then the type that ``predict()`` yields. It must not communicate with other processes.
 
         Args:
             batch: A batch of the loader, on the device. By default the model is called with the items of a mapping,
@@ -330,47 +372,54 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     ) -> Generator[Any, None, None] | Path | None:
         """Predict each sample of a dataset once, in its order, and yield the predictions or write them to a file.
 
-        The processes share the batches, which are the same on any number of processes. Random numbers that the dataset
-        draws for a sample, or ``predict_batch`` for a batch, depend only on ``seed`` and on their positions; the RNGs
-        of the script stay unchanged. The model is in evaluation mode meanwhile.
+        You call it on every process, after training or for a model that was loaded; override ``predict_batch`` to
+        change the predictions for a batch. The processes share the batches, which are the same on any number of
+        processes. Random numbers that the dataset draws for a sample, or ``predict_batch`` for a batch, depend only on
+        ``seed`` and on their positions; the random generators of the script stay unchanged. The model is in evaluation
+        mode meanwhile.
 
         Without ``write``, the first process yields the predictions for all batches, with their tensors on the CPU. On
         the others the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first
         process ends or is closed, for example by a ``break``.
 
-        With a file, each process writes pieces of it to a folder next to it, and the first process joins them at the
+        With a file, each process writes parts of it to a folder next to it, and the first process joins them at the
         end. A prediction that was killed is completed by calling ``predict()`` again, on any number of processes:
-        existing pieces are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
+        existing parts are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
 
         Args:
-            dataset: The samples, with or without targets.
-            per_device_batch_size: Samples in a batch.
-            dataloader_kwargs: Arguments for the loader, which override the defaults. Arguments that change the order
-                raise an error.
-            collate_fn: Makes a batch of a list of samples; None keeps the function of the previous run.
+            dataset: The samples, with or without targets; a dataset with a length, not a ``DataLoader``.
+            per_device_batch_size: The number of samples in a batch of one process. The default, 8, fits on almost any
+                device.
+            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override the defaults.
+                Arguments that change the order raise an error. None, the default, overrides none.
+            collate_fn: A function that makes a batch of a list of samples. None, the default, keeps the function of the
+                previous run.
             write: A file whose name ends in .csv, .jsonl or .parquet, with a row for each sample; or a function, called
                 on each process with the predictions for each of its batches and the ``range`` of their positions in the
-                dataset.
-            seed: The seed of random draws; the default is 0.
-            samples_per_piece: The largest number of samples that a process predicts again after a kill. The default is
-                a thousandth of all samples, and 65,536 at most.
-            pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its
-                name. With a function, the folder holds a record of the positions that were written; without a folder, a
-                killed prediction starts again.
-            other_pieces: What to do with pieces of a different model, of other weights, of a different number of
-                samples or of other arguments: ``"error"``, the default, or ``"remove"``.
+                dataset. None, the default, yields the predictions.
+            seed: The seed of random draws; the default is 0, so that repeated predictions are equal.
+            samples_per_piece: The largest number of samples in a part of the file, which a process predicts again after
+                a kill. The default, None, is a thousandth of all samples, and 65,536 at most.
+            pieces: The folder of the parts. The default, None, is a folder next to the file, with ``.pieces`` added to
+                its name. With a function, the folder holds a record of the positions that were written; without a
+                folder, a killed prediction starts again.
+            other_pieces: What to do with parts in the folder that belong to a different model, other weights, a
+                different number of samples or other arguments: ``"error"``, the default, because they may be the work
+                of hours, or ``"remove"``.
             ids: A value for each sample of the dataset, for a first column ``id`` of the file, for example file names.
-                ``ids=range(len(dataset))`` writes the positions.
+                ``ids=range(len(dataset))`` writes the positions. None, the default, writes no such column.
 
         Returns:
-            An iterator over the predictions; with a file, its path, once it is complete; with a function, None.
+            Without ``write``, an iterator over the predictions for each batch; with a file, its path, once it is
+            complete; with a function, None.
 
         Raises:
             ConfigurationError: A ``DataLoader`` was passed, or an argument cannot work.
             DataError: The dataset has no length.
             EmptyDatasetError: There is no sample.
             UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
-            CheckpointError: There are pieces of other predictions.
+            CheckpointError: There are parts of other predictions.
+            FolderInUseError: Another run is writing the same file.
             BatchOutputError: The predictions do not fit the file, for example because they are not rows.
 
         Example:
