@@ -38,12 +38,17 @@ _NUMBERS_OF_CHANNELS = (1, 3, 4)
 
 
 def known_trackers() -> tuple[str, ...]:
-    """Return the names of the trackers that this module can open if their packages are installed.
+    """Return the names of the trackers that can be opened if their packages are installed.
+
+    Use it to offer a choice, for example in a command line. ``require_trackers`` checks that a name is known and its
+    package is installed.
 
     Returns:
-        Names such as ``"tensorboard"`` and ``"wandb"``.
+        A sorted tuple of names such as ``"tensorboard"`` and ``"wandb"``: the trackers of accelerate, and custom
+        trackers that are registered in ``accelerate.tracking.LOGGER_TYPE_TO_CLASS``.
 
     Example:
+        >>> from pa_callbacks_extra.experiment_trackers import known_trackers
         >>> "tensorboard" in known_trackers()
         True
     """
@@ -66,19 +71,23 @@ def installed_trackers() -> tuple[str, ...]:
 def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
     """Check that trackers can be opened, without opening them.
 
-    Call it early in a script, so that a missing package ends the script before the data is loaded.
+    Call it early in a script, so that a missing package ends the script before the data is loaded. ``open_trackers``
+    and ``TrackerCallback`` call it too.
 
     Args:
         names: A name or several names of ``known_trackers()``.
 
     Returns:
-        The names, each once.
+        A tuple of the names in the given order, each once.
 
     Raises:
-        ConfigurationError: A name is unknown, or no name is given.
-        UnsupportedConfigurationError: The package of a tracker is not installed.
+        ConfigurationError: A name is unknown, or no name is given. It is a ``ValueError``.
+        UnsupportedConfigurationError: The package of a tracker is not installed. It is a ``RuntimeError``.
 
     Example:
+        >>> from pa_callbacks_extra.experiment_trackers import require_trackers
+        >>> require_trackers("tensorboard")
+        ('tensorboard',)
         >>> require_trackers("tensorbord")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -104,21 +113,24 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
 class ExperimentTrackers:
     """Open trackers, as ``open_trackers`` returns them: log to them, and finish them at the end.
 
-    Use it in a custom loop; ``TrackerCallback`` does the same for a trainer. Only the first process of a run opens
-    trackers. On the others, ``names`` and ``run_ids`` are empty and every method does nothing, so a script need not
-    check which process it is.
+    Use it in a custom loop; ``TrackerCallback`` does the same for a trainer. Call ``open_trackers`` to get an object of
+    this class, and the constructor only in tests. Only the first process of a run opens trackers. On the others,
+    ``names`` and ``run_ids`` are empty and every method does nothing, so a script need not check which process it is.
 
     Args:
         trackers: The trackers by their names.
-        run_ids: The identifiers of their runs, by the names of the trackers.
-        unsettled: For runs that continue, the return value of ``unsettled()`` of the trackers before.
+        run_ids: The identifiers of their runs, by the names of the trackers; an empty mapping if there are none.
+        unsettled: For runs that continue, the return value of ``unsettled()`` of the trackers before. The default is
+            none, for new runs.
 
     Attributes:
-        run_ids: The identifier of the run in each tracker that can continue it; pass them to ``open_trackers``.
+        run_ids: A dictionary with the identifier of the run in each tracker that can continue a run; pass it to
+            ``open_trackers`` when you resume.
         is_open: Whether ``finish`` was not called yet.
 
     Example:
         >>> import tempfile
+        >>> from pa_callbacks_extra.experiment_trackers import open_trackers
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
         ...     trackers.log({"loss": 0.5}, step=1)
@@ -148,14 +160,20 @@ class ExperimentTrackers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the trackers, in the order in which they were requested."""
+        """The names of the trackers, a tuple in the order of the request, for example ``("tensorboard",)``.
+
+        It is empty on processes other than the first, and stays the same after ``finish``.
+        """
         return tuple(self._trackers)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record numbers at a step in all open trackers; the example of the class shows it.
+        """Record numbers at a step in all open trackers.
+
+        You call it in a custom loop, before ``finish``. The numbers of a step may be recorded in several calls. The
+        example of :class:`ExperimentTrackers` calls it.
 
         Args:
-            values: Numbers by their names, as Python numbers: read a tensor with ``.item()``.
+            values: Python numbers by their names, for example ``{"train/loss": 0.5}``: read a tensor with ``.item()``.
             step: The place on the x axis, in optimizer updates; at least the step of the call before.
         """
         for tracker in self._trackers.values():
@@ -165,8 +183,9 @@ class ExperimentTrackers:
     def settle(self) -> None:
         """Wait until MLflow has written everything that it logs asynchronously.
 
-        Call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait; ``unsettled``
-        returns the values that they may not have written.
+        You call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait, and it returns
+        at once; ``unsettled`` returns the values that they may not have written. After ``finish`` it does nothing. The
+        example of ``unsettled`` calls it.
         """
         if self.is_open:
             for known in self._known:
@@ -175,14 +194,16 @@ class ExperimentTrackers:
     def unsettled(self) -> list[tuple[int, dict[str, float]]]:
         """Return the values that trackers may not have written yet, and would lose if this process were killed now.
 
-        Save them with a checkpoint, and pass them to ``open_trackers`` when you resume from it.
+        You call it when you save a checkpoint, after ``settle``, and store the result in the checkpoint. Pass it to
+        ``open_trackers`` as ``unsettled`` when you resume.
 
         Returns:
-            Steps and the values recorded at them, in their order. Empty once the trackers are finished, and for
-            trackers that write at once.
+            A list of steps and the values recorded at them, in their order. It is empty once the trackers are finished,
+            for trackers that write at once, such as TensorBoard, and on processes other than the first.
 
         Example:
             >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
             ...     trackers.settle()
@@ -196,7 +217,8 @@ class ExperimentTrackers:
     def log_image(self, name: str, image: Tensor, step: int) -> None:
         """Record an image in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases.
 
-        It needs pillow (``pip install pillow``).
+        You call it in a custom loop, for example with samples of a batch. It needs pillow (``pip install pillow``). For
+        figures, audio and tables, use ``native``.
 
         Args:
             name: The name of the image in the trackers. Images of several steps with the same name are shown together.
@@ -212,6 +234,8 @@ class ExperimentTrackers:
 
         Example:
             >>> import tempfile
+            >>> import torch
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
             ...     trackers.log_image("first digit", torch.rand(1, 28, 28), step=1)
@@ -227,20 +251,22 @@ class ExperimentTrackers:
     def native(self, name: str) -> Any:
         """Return the object of a tracker's own package, for figures, text, audio, tables and anything else.
 
-        It is the ``SummaryWriter`` of TensorBoard, the ``Run`` of Weights & Biases or Trackio, or the ``ActiveRun`` of
-        MLflow.
+        You call it in a custom loop for everything that ``log`` and ``log_image`` cannot send. Check for None, because
+        only the first process opens trackers.
 
         Args:
             name: The name of an open tracker.
 
         Returns:
-            The object; None on processes other than the first.
+            The ``SummaryWriter`` of TensorBoard, the ``Run`` of Weights & Biases or Trackio, the ``ActiveRun`` of
+            MLflow, or the object of another package; None on processes other than the first.
 
         Raises:
             ConfigurationError: The tracker was not opened, on the first process.
 
         Example:
             >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
             ...     if (writer := trackers.native("tensorboard")) is not None:
@@ -256,20 +282,32 @@ class ExperimentTrackers:
         return None
 
     def store_config(self, config: Mapping[str, object]) -> None:
-        """Record the settings of a run, flattened by ``flatten_config``; call it once in a run.
+        """Record the settings of a run in all open trackers.
 
-        Use it for settings that are not known yet when ``open_trackers``, which has ``config``, is called.
+        You call it once in a run, for settings that are not known yet when ``open_trackers`` is called; otherwise pass
+        them there as ``config``.
 
         Args:
-            config: Settings by their names; mappings may be nested.
+            config: Settings by their names. Mappings may be nested, and values may be any objects: ``flatten_config``
+                makes numbers, booleans and text of them.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.store_config({"batch_size": 32, "optimizer": {"lr": 0.1}})
+            ...     trackers.finish()
         """
         for tracker in self._trackers.values():
             tracker.store_init_configuration(dict(flatten_config(config)))
 
     def finish(self) -> None:
-        """Write everything that is left and end the runs; an error of a tracker does not keep the others open.
+        """Write everything that is left and end the runs in the trackers.
 
-        A second call does nothing.
+        You call it at the end of a custom loop; otherwise the runs end when Python ends. A second call does nothing. If
+        a tracker raises an error, the others are finished too, and the error is raised afterwards. The example of
+        :class:`ExperimentTrackers` calls it.
         """
         self._finish(self._trackers)
 
@@ -297,9 +335,9 @@ def open_trackers(
     last_step: int = 0,
     unsettled: Sequence[tuple[int, Mapping[str, float]]] = (),
 ) -> ExperimentTrackers:
-    """Open trackers on the first process, for a custom loop; every process may call this.
+    """Open experiment trackers on the first process, for a custom loop; every process may call this.
 
-    Trackers that are still open when Python ends are finished then.
+    With a trainer, use ``TrackerCallback`` instead. Trackers that are still open when Python ends are finished then.
 
     If a process is killed, its runs lack the values that the trackers had not written, and contain values recorded
     after its last checkpoint. Pass ``unsettled`` and ``last_step`` of that checkpoint, and the missing values are sent
@@ -309,26 +347,33 @@ def open_trackers(
     Args:
         names: A name or several names of ``known_trackers()``.
         project_name: The name of the project in the trackers. For TensorBoard it is a folder in ``logging_dir``.
-        logging_dir: The folder of trackers that write files; ``tensorboard --logdir runs`` shows the default.
+        logging_dir: The folder of trackers that write files. The default is ``runs``, which ``tensorboard --logdir
+            runs`` shows.
         config: Settings to record, in any form that ``flatten_config`` supports. They are not recorded again in MLflow
-            and TensorBoard when a run continues.
-        init_kwargs: For each tracker by its name, further arguments, which override the defaults.
+            and TensorBoard when a run continues. The default, None, records none.
+        init_kwargs: For each tracker by its name, further arguments, which override the defaults, for example
+            ``{"wandb": {"mode": "offline"}}``. The default passes none.
         run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, SwanLab,
-            TensorBoard, Trackio and Weights & Biases. Others begin a new run.
+            TensorBoard, Trackio and Weights & Biases. Others begin a new run. The default, an empty mapping, begins new
+            runs.
         last_step: For resumed runs, the last step that belongs to them. Values of later steps that were recorded before
-            an interruption are recorded again; TensorBoard then hides the first recording.
+            an interruption are recorded again; TensorBoard then hides the first recording. The default, 0, is for new
+            runs.
         unsettled: For resumed runs, the return value of ``unsettled()`` of the trackers before. SwanLab, Trackio and
-            Weights & Biases buffer values, so those that may not have reached them are sent again.
+            Weights & Biases buffer values, so those that may not have reached them are sent again. The default is none,
+            for new runs.
 
     Returns:
-        The open trackers.
+        The open trackers, an ``ExperimentTrackers``; without trackers on processes other than the first.
 
     Raises:
-        ConfigurationError: A name is wrong, or a tracker rejects its arguments.
+        ConfigurationError: A name is wrong, ``init_kwargs`` names a tracker that is not among ``names``, or a tracker
+            rejects its arguments.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
     Example:
         >>> import tempfile
+        >>> from pa_callbacks_extra.experiment_trackers import open_trackers
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder, config={"lr": 0.1})
         ...     for step, loss in enumerate([0.5, 0.25], start=1):
@@ -423,16 +468,18 @@ def _start(
 def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float | str]:
     """Return settings as a flat dictionary of numbers, booleans and text, which every tracker supports.
 
-    The items of nested mappings are named ``outer.inner``. Anything else, None and lists included, becomes text, and
-    so do integers that double precision cannot hold, such as large seeds.
+    Use it to send settings to a tracker's own object; ``open_trackers`` and ``store_config`` call it for you. The items
+    of nested mappings are named ``outer.inner``. Anything else, None and lists included, becomes text, and so do
+    numbers that are not finite, and integers that double precision cannot hold, such as large seeds.
 
     Args:
-        config: Settings by their names.
+        config: Settings by their names; values may be any objects. It is not changed.
 
     Returns:
-        The flat settings.
+        A new dictionary with the flat settings, in the same order.
 
     Example:
+        >>> from pa_callbacks_extra.experiment_trackers import flatten_config
         >>> flatten_config({"epochs": 2, "loader": {"shuffle": True, "sampler": None}, "size": (8, 8)})
         {'epochs': 2, 'loader.shuffle': True, 'loader.sampler': 'None', 'size': '(8, 8)'}
     """

@@ -8,9 +8,15 @@ from typing import Any, Protocol
 class TrackerLike(Protocol):
     """The members of accelerate's trackers that a run uses; a custom tracker needs no others.
 
-    Register a class with these members under a name in ``accelerate.tracking.LOGGER_TYPE_TO_CLASS``, as a subclass of
-    accelerate's ``GeneralTracker``, and pass the name to ``open_trackers`` or ``TrackerCallback``. In a test, pass
-    objects with these members to ``ExperimentTrackers``.
+    Implement it to send metrics to a tracker that is not in ``known_trackers()``. Register the class under a name in
+    ``accelerate.tracking.LOGGER_TYPE_TO_CLASS``, as a subclass of accelerate's ``GeneralTracker``, and pass the name to
+    ``open_trackers`` or ``TrackerCallback``. In a test, pass objects with these members to ``ExperimentTrackers``. The
+    methods are called on the first process only. An exception that ``log`` or ``store_init_configuration`` raises ends
+    the run.
+
+    Attributes:
+        tracker: The run or the writer of the tracker's own package, which ``native`` returns; None if there is no such
+            object.
 
     Example:
         >>> from pa_callbacks_extra.experiment_trackers import ExperimentTrackers
@@ -27,21 +33,41 @@ class TrackerLike(Protocol):
         1 {'loss': 0.5}
         >>> trackers.finish()
         finished
-
-    Attributes:
-        tracker: The run or the writer of the tracker's own package.
     """
 
     tracker: Any
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Record the settings of the run, a flat dictionary as ``flatten_config`` returns it; called at most once."""
+        """Record the settings of the run.
+
+        It is called on the first process, at most once in a run: when the tracker is opened with a ``config``, or by
+        ``ExperimentTrackers.store_config``. ``TrackerCallback`` calls it before the first training step. The example of
+        :class:`TrackerLike` implements it.
+
+        Args:
+            values: A flat dictionary of numbers, booleans and text, as ``flatten_config`` returns it.
+        """
         ...
 
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Record numbers by their names at a step, the number of optimizer updates by then."""
+        """Record numbers at a step.
+
+        It is called on the first process for each report, in the order of the steps, within the training loop: return
+        quickly, and send the numbers in the background if that takes time. The example of :class:`TrackerLike`
+        implements it.
+
+        Args:
+            values: Python numbers by their names. The dictionary is a copy, which the tracker may keep.
+            step: The place on the x axis, the number of optimizer updates by then. A run always passes it; the default,
+                None, is part of accelerate's interface.
+        """
         ...
 
     def finish(self) -> None:
-        """Write everything that is left, and end the run."""
+        """Write everything that is left, and end the run of the tracker.
+
+        It is called once on the first process, when the trackers are finished or Python ends; nothing is logged after
+        that. Close files and connections in it. An error does not keep other trackers from being finished. The example
+        of :class:`TrackerLike` implements it.
+        """
         ...

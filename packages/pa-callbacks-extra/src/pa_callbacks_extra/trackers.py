@@ -54,14 +54,15 @@ class _Window:
 class TrackerCallback(LogMetricsCallback):
     """Sends metrics and settings to TensorBoard, MLflow, Weights & Biases and other experiment trackers.
 
-    Each metric of the run history is sent when it was updated: after training epochs, evaluations and ``evaluate()``.
-    The run config is sent once, when training starts. Every ``every_n_updates`` updates it also sends
+    Use it with a trainer; in a custom loop, use ``open_trackers``. Each metric of the run history is sent when it was
+    updated: after training epochs, evaluations and ``evaluate()``. The run config is sent once, when training starts.
+    Every ``every_n_updates`` updates it also sends
 
     - ``train/loss``: the mean over the samples of all processes since the last report, within an epoch;
-    - ``train/learning_rate``: the rate of the update; ``train/learning_rate_0`` and so on with several
-      parameter groups;
-    - ``train/gradient_norm``: before clipping, if the run clips by norm (``gradient_clip_norm=math.inf`` measures
-      the norm and clips nothing);
+    - ``train/learning_rate``: the rate of the update; ``train/learning_rate_0`` and so on with several parameter
+      groups;
+    - ``train/gradient_norm``: before clipping, if the run clips by norm (``gradient_clip_norm=math.inf`` measures the
+      norm and clips nothing);
     - ``train/samples_per_second``: of all processes, without the time of evaluations;
     - ``train/accelerator_memory_gib``: the peak memory of tensors in GiB, on a CUDA device of the first process.
 
@@ -72,25 +73,29 @@ class TrackerCallback(LogMetricsCallback):
     open until ``finish()``, the end of the script, or until another ``TrackerCallback`` opens the same trackers,
     because a process has a single run of a tracker at a time. Only the first process opens and writes.
 
-    Between reports nothing is read from an accelerator, and a report never waits for the device: it is
-    sent when its values have arrived, a few updates later.
+    Between reports nothing is read from an accelerator, and a report never waits for the device: it is sent when its
+    values have arrived, a few updates later.
 
     Args:
-        trackers: A name or several names of ``pa_callbacks_extra.experiment_trackers.known_trackers()``; their packages
-            have to be installed.
+        trackers: A name or several names of ``pa_callbacks_extra.experiment_trackers.known_trackers()``, for example
+            ``"tensorboard"``; their packages have to be installed.
         project_name: The name of the project in the trackers. With TensorBoard it names the folder of the run in
             ``logging_dir``, so each run needs a different name.
-        logging_dir: The folder of trackers that write files. The default is ``runs``, as in
-            ``tensorboard --logdir runs``.
-        config: Settings to record in addition to the run config; they override its entries.
-        init_kwargs: For each tracker by its name, further arguments, for example
-            ``{"wandb": {"mode": "offline"}}``.
-        every_n_updates: The number of updates from one report to the next. The default, 50, is enough for a smooth
-            curve, and a small share of the time even with a tracker on another machine.
+        logging_dir: The folder of trackers that write files. The default is ``runs``, which ``tensorboard --logdir
+            runs`` shows.
+        config: Settings to record in addition to the run config; they override its entries. The default adds none.
+        init_kwargs: For each tracker by its name, further arguments, for example ``{"wandb": {"mode": "offline"}}``.
+            The default passes none.
+        every_n_updates: The number of updates from one report to the next, at least 1. The default, 50, is enough for a
+            smooth curve, and a small share of the time even with a tracker on another machine.
+
+    Attributes:
+        tracker_names: The names of the trackers, a tuple. The other arguments are attributes too, as given.
+        step: The place on the x axis: the number of optimizer updates of all runs by now.
 
     Raises:
-        ConfigurationError: A tracker is unknown or rejects its arguments, or ``every_n_updates`` is
-            not a positive number.
+        ConfigurationError: A tracker is unknown, or ``every_n_updates`` is not a positive whole number. ``train()`` and
+            ``evaluate()`` raise it if a tracker rejects its arguments.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
     Example:
@@ -104,7 +109,10 @@ class TrackerCallback(LogMetricsCallback):
         ...     track = TrackerCallback("tensorboard", "line", logging_dir=folder)
         ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, track])
         ...     trainer.train(samples, num_epochs=1)  # doctest: +ELLIPSIS
+        ...     track.finish()
         Training starts: 1 epoch ...
+        >>> track.step
+        1
     """
 
     def __init__(
@@ -140,7 +148,12 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Continue to count from the run before."""
+        """Continue to count from the run before.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         super().on_prepare_start(trainer, **kwargs)
         self._updates_of_earlier_runs += self._updates_of_this_run
         self._updates_of_this_run = 0
@@ -149,12 +162,25 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the trackers."""
+        """Open the trackers.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: A tracker rejects its arguments.
+        """
         self._open_trackers()
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to measure the training of this epoch."""
+        """Begin to measure the training of this epoch.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         super().on_train_epoch_start(trainer, **kwargs)
         self._window.loss_totals = None
         self._look_at_clock(trainer)
@@ -164,7 +190,15 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the trackers before the first step, when the state of a resumed run is loaded."""
+        """Open the trackers before the first step, when the state of a resumed run is loaded.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: A tracker rejects its arguments.
+        """
         opened = self._open_trackers()
         if self._stored_config is None:
             self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
@@ -172,7 +206,12 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Send the remaining reports; the trackers stay open for evaluations."""
+        """Send the remaining reports; the trackers stay open for evaluations.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         self.on_training_run_epoch_end(trainer)
         self._send(self._under_way.wait_for_all())
         self._updates_of_this_run = trainer.num_updates_completed
@@ -182,14 +221,21 @@ class TrackerCallback(LogMetricsCallback):
         """Finish the trackers if there are several processes: a process that fails may be killed before Python ends.
 
         A single process finishes them when Python ends, where trackers can tell that the run has failed.
+
+        Args:
+            trainer: The trainer.
+            exception: The exception.
+            **kwargs: Not used.
         """
         if trainer.num_processes > 1:
             self.finish()
 
     def finish(self) -> None:
-        """End the runs in the trackers now instead of with the script, for example between the cells of a notebook.
+        """End the runs in the trackers now instead of with the script.
 
-        Later reports continue the runs. Without open trackers, it does nothing.
+        You call it when no more reports follow, for example between the cells of a notebook, or before the folder of
+        the trackers is moved. Later reports open the trackers again and continue the runs. Without open trackers, and
+        on processes other than the first, it does nothing. The example of :class:`TrackerCallback` calls it.
         """
         if self._open is not None:
             self._open.finish()
@@ -218,7 +264,28 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
-        """Send metrics of the run history, after everything that is waiting to be sent."""
+        """Send metrics of the run history to the trackers, at the current ``step``.
+
+        The callback calls it on every process after each training epoch and each evaluation, with the metrics that were
+        updated, so you need not call it yourself. Reports that are still pending are sent first, so that steps stay in
+        order. Override it to select or rename metrics, and call ``super().log_metrics(...)`` on every process. The
+        number of the epoch is sent with them as ``epoch``.
+
+        Args:
+            trainer: The trainer.
+            metrics: The latest values of the updated metrics as Python numbers, by their full names, for example
+                ``{"eval_loss_epoch": 0.25}``.
+
+        Raises:
+            ConfigurationError: A tracker had to be opened, and rejects its arguments.
+
+        Example:
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> class WithoutTrainingMetrics(TrackerCallback):
+            ...     def log_metrics(self, trainer, metrics):
+            ...         wanted = {name: value for name, value in metrics.items() if "train" not in name}
+            ...         super().log_metrics(trainer, wanted)
+        """
         self._send(self._under_way.wait_for_all())
         opened = self._open_trackers()
         self._updates_of_this_run = trainer.num_updates_completed
@@ -229,11 +296,18 @@ class TrackerCallback(LogMetricsCallback):
 
     @property
     def step(self) -> int:
-        """The place on the x axis: the number of optimizer updates of all runs by now."""
+        """The place on the x axis, an integer: the number of optimizer updates of all training runs by now.
+
+        It is 0 before the first update, grows by 1 with each update, and continues in a resumed run. Pass it with
+        everything that you send through ``native``.
+        """
         return self._updates_of_earlier_runs + self._updates_of_this_run
 
     def log_image(self, name: str, image: Tensor) -> None:
         """Send an image to MLflow, SwanLab, TensorBoard, Trackio or Weights & Biases; every process may call this.
+
+        You call it in a custom callback, for example in ``on_eval_epoch_end``. It opens the trackers if they are not
+        open, and needs pillow (``pip install pillow``). For figures, audio and tables, use ``native``.
 
         Args:
             name: The name of the image in the trackers, at the current ``step``.
@@ -244,10 +318,12 @@ class TrackerCallback(LogMetricsCallback):
         Raises:
             ConfigurationError: The tensor does not have such a shape.
             UnsupportedConfigurationError: A tracker does not support images; ``native`` returns its own object.
-            ImportError: pillow is not installed (``pip install pillow``).
+            ImportError: pillow is not installed.
 
         Example:
             >>> import tempfile
+            >>> import torch
+            >>> from pa_callbacks_extra import TrackerCallback
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     track = TrackerCallback("tensorboard", "digits", logging_dir=folder)
             ...     track.log_image("first digit", torch.rand(1, 28, 28))  # for example in on_eval_epoch_end
@@ -258,9 +334,9 @@ class TrackerCallback(LogMetricsCallback):
     def native(self, name: str) -> Any:
         """Return the object of a tracker's own package, for figures, text, audio and anything else that it supports.
 
-        Pass ``step`` with everything that you send, as in
-        ``track.native("tensorboard").add_histogram("weights", weights, track.step)``, so that it lines up with the
-        metrics.
+        You call it in a custom callback or after a run. It opens the trackers if they are not open. Pass ``step`` with
+        everything that you send, so that it lines up with the metrics, and check for None, because only the first
+        process opens trackers.
 
         Args:
             name: A name of ``tracker_names``.
@@ -270,6 +346,16 @@ class TrackerCallback(LogMetricsCallback):
 
         Raises:
             ConfigurationError: This callback does not have this tracker.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     track = TrackerCallback("tensorboard", "weights", logging_dir=folder)
+            ...     if (writer := track.native("tensorboard")) is not None:
+            ...         writer.add_histogram("weights", torch.rand(100), track.step)
+            ...     track.finish()
         """
         return self._open_trackers().native(name)
 
@@ -277,7 +363,13 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Count the update, and report on the training when it is time."""
+        """Count the update, and report on the training when it is time.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: Not used.
+        """
         self._updates_of_this_run = update
         step = self.step
         if step % self.every_n_updates == 0:
@@ -288,14 +380,24 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training."""
+        """Stop the clock of the training.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         super().on_eval_epoch_start(trainer, **kwargs)
         if self._window.paused_at is None:
             self._window.paused_at = trainer.run_history.clock.seconds
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Resume the clock of the training, and send the metrics of the evaluation."""
+        """Resume the clock of the training, and send the metrics of the evaluation.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
         super().on_eval_epoch_end(trainer, **kwargs)
         if self._window.paused_at is not None:
             self._window.seconds += trainer.run_history.clock.seconds - self._window.paused_at
@@ -352,9 +454,15 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the position on the x axis and the last reports, which a resumed run may have to send again.
+        """Return the position on the x axis, the identifiers of the runs and the last reports, for a training state.
 
-        It waits until MLflow has written everything that it logs asynchronously.
+        The trainer calls it on every process when it saves a training state, so you need not call it yourself. It sends
+        pending reports, and waits until MLflow has written everything that it logs asynchronously. The last reports are
+        in it because a tracker may not have written them when the process is killed; a resumed run then sends them
+        again.
+
+        Returns:
+            A dictionary of numbers, text and lists, for ``load_state_dict``.
         """
         self._send(self._under_way.wait_for_all())
         if self._open is not None and self._open.is_open:
@@ -375,7 +483,17 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of the first process, and continue its runs instead of those that are open."""
+        """Restore the state of the first process, and continue its runs in the trackers instead of the open runs.
+
+        The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
+        it yourself. Trackers that are open are finished, and opened again with the next report.
+
+        Args:
+            state_dict: The result of ``state_dict``.
+
+        Raises:
+            KeyError: An entry is missing.
+        """
         self.finish()
         totals = state_dict["loss_totals"]
         self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)
