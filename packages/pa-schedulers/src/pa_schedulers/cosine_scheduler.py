@@ -28,44 +28,48 @@ class CosineLrScheduler(StatefulSchedulerBase):
     two both use the rate after 0 updates), as ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after
     update n, without this delay. Do not mix the two.
 
-    The run has W updates of warm-up, C of cool-down and T in all; ``lr`` is the learning rate of a parameter group.
-    The rate after n updates is
+    The run has W updates of warm-up, C of cool-down and T in all; ``lr`` is the learning rate of a parameter group. The
+    rate after n updates is
 
     - for n < W: linear, from the starting rate to ``lr``;
-    - for W <= n < T - C: ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and
-      D = T - C - W. This is the cosine of SGDR (arXiv 1608.03983, equation 5) without restarts, with the k-decay of
-      arXiv 2004.05909;
+    - for W <= n < T - C: ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and D = T - C - W.
+      This is the cosine of SGDR (arXiv 1608.03983, equation 5) without restarts, with the k-decay of arXiv 2004.05909;
     - from T - C on, even beyond the end of the run: the minimum.
 
-    The rate does not jump between the parts if the cosine has at least one update (D > 0). Each parameter group has
-    its own ``lr``: the rate that it had when its first scheduler was made, or when it was added to the optimizer. In
-    a group that is added later with a rate below the minimum or the starting rate, the rate stays as it is.
+    The rate does not jump between the parts if the cosine has at least one update (D > 0). Each parameter group has its
+    own ``lr``: the rate that it had when its first scheduler was made, or when it was added to the optimizer. In a
+    group that is added later with a rate below the minimum or the starting rate, the rate stays as it is.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
         total_num_epochs: The number of epochs of the run, including warm-up and cool-down.
         num_update_steps_per_epoch: The number of optimizer updates in an epoch.
-        k_decay: The exponent of the progress. Above 1, the rate stays high for longer and falls faster later;
-            below 1, it falls sooner. The default, 1, is the plain cosine.
+        k_decay: The exponent of the progress. Above 1, the rate stays high for longer and falls faster later; below 1,
+            it falls sooner. The default, 1, is the plain cosine.
         lr_min: The minimum, the same for all groups. The default, 1e-6, is close to 0 for usual rates.
         min_lr_ratio: The minimum as a fraction of the ``lr`` of each group, from 0 to 1. If given, it takes precedence
-            over ``lr_min``.
+            over ``lr_min``. The default, None, uses ``lr_min``.
         num_warmup_epochs: The number of epochs in which the rate rises. The default, 0, means no warm-up.
-        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without
-            warm-up. The default, 1e-6, is close to 0.
+        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without warm-up. The
+            default, 1e-6, is close to 0.
         warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, from 0 to 1. If given, it
-            takes precedence over ``warmup_starting_lr``.
+            takes precedence over ``warmup_starting_lr``. The default, None, uses ``warmup_starting_lr``.
         num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. The default, 0,
             lets the cosine end with the run.
 
+    Attributes:
+        num_warmup_updates: The number of updates of the warm-up.
+        num_cosine_updates: The number of updates in which the rate falls.
+
     Raises:
-        ConfigurationError: The run has no update, warm-up and cool-down are longer than the run, a number is
-            negative, a ratio is not between 0 and 1, or the minimum or the starting rate is above the ``lr`` of a
-            group.
+        ConfigurationError: The run has no update, warm-up and cool-down are longer than the run, a number is negative,
+            a ratio is not between 0 and 1, or the minimum or the starting rate is above the ``lr`` of a group. It is a
+            ``ValueError``.
         TypeError: A placeholder was passed that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
         >>> import torch
+        >>> from pa_schedulers import CosineLrScheduler
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
         >>> scheduler = CosineLrScheduler(
         ...     optimizer, total_num_epochs=5, num_update_steps_per_epoch=2, lr_min=0.0,
@@ -128,31 +132,41 @@ class CosineLrScheduler(StatefulSchedulerBase):
     ) -> Callable[[Optimizer], Self]:
         """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
-        The trainer calls the function when the run starts, and fills in the length of the run, which is not known
-        before. The class explains the schedule.
+        You call it where you call ``train``. The trainer calls the returned function when the run starts, and fills in
+        the length of the run, which is not known before. The learning rate rises linearly during the warm-up, falls
+        along half a cosine, and stays at the minimum during the cool-down. In a custom loop, call the constructor
+        instead.
 
         Args:
             total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
                 run.
             num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
                 in.
-            k_decay: The exponent of the progress; 1 is the plain cosine.
-            lr_min: The minimum, the same for all groups.
-            min_lr_ratio: The minimum as a fraction of the ``lr`` of each group, in place of ``lr_min``.
-            num_warmup_epochs: The number of epochs in which the rate rises.
-            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
-            warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, in place of
-                ``warmup_starting_lr``.
-            num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum.
+            k_decay: The exponent of the progress. Above 1, the rate stays high for longer; below 1, it falls sooner.
+                The default, 1, is the plain cosine.
+            lr_min: The minimum, the same for all groups. The default, 1e-6, is close to 0 for usual rates.
+            min_lr_ratio: The minimum as a fraction of the ``lr`` of each group, from 0 to 1, in place of ``lr_min``.
+                The default, None, uses ``lr_min``.
+            num_warmup_epochs: The number of epochs in which the rate rises. The default, 0, means no warm-up.
+            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups. The default, 1e-6, is
+                close to 0.
+            warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, from 0 to 1, in place
+                of ``warmup_starting_lr``. The default, None, uses ``warmup_starting_lr``.
+            num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. The default, 0,
+                lets the cosine end with the run.
 
         Returns:
             A function of an optimizer that returns the scheduler.
 
         Raises:
-            ConfigurationError: The returned function raises it for the reasons that the class names.
+            ConfigurationError: Raised by the returned function if the run has no update, warm-up and cool-down are
+                longer than the run, a number is out of its range, or the minimum or the starting rate is above the
+                ``lr`` of a group. It is a ``ValueError``.
+            TypeError: Raised by the returned function if you call it yourself without the two lengths.
 
         Example:
             >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
             >>> create_scheduler = CosineLrScheduler.create_scheduler_fn(
             ...     total_num_epochs=10, num_update_steps_per_epoch=100, num_warmup_epochs=1
             ... )
@@ -178,12 +192,23 @@ class CosineLrScheduler(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> list[float]:
         """Return the learning rate of each parameter group after a number of updates.
 
+        ``step`` and ``step_update`` call it and write the rates to the optimizer. You call it to look at the schedule;
+        nothing is changed.
+
         Args:
-            num_updates: The number of optimizer updates made so far, from 0. Beyond the end of the run, the rate is the
-                minimum.
+            num_updates: The number of optimizer updates made so far, from 0. From the cool-down on, and beyond the end
+                of the run, the rate is the minimum.
 
         Returns:
             A rate for each parameter group, in their order.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = CosineLrScheduler(optimizer, total_num_epochs=1, num_update_steps_per_epoch=4, lr_min=0.0)
+            >>> [round(scheduler.get_updated_values(num_updates)[0], 3) for num_updates in range(6)]
+            [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
         """
         return [self._learning_rate(peak, num_updates) for peak in self.initial_values]
 

@@ -45,42 +45,58 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class LearningRateLoss(NamedTuple):
-    """The learning rate and the loss of an update of a search; ``LearningRateCurve.rows`` has them.
+    """The learning rate and the loss of an update of a learning rate search.
+
+    ``LearningRateCurve.rows``, which ``find_learning_rate`` returns, has one for each update. It is a named tuple; you
+    need not make it yourself.
+
+    Attributes:
+        rate: The learning rate; with several parameter groups, the highest of them.
+        loss: The mean loss of the samples of the update, on all processes.
+        smoothed: The weighted mean of this loss and the losses before it; each loss counts a fifth less than the loss
+            after it.
 
     Example:
-        >>> LearningRateLoss(rate=0.1, loss=0.5, smoothed=0.6).rate
-        0.1
+        >>> from pa_schedulers import LearningRateLoss
+        >>> rows = [LearningRateLoss(0.1, loss=0.5, smoothed=0.6), LearningRateLoss(0.2, loss=0.7, smoothed=0.62)]
+        >>> [row.rate for row in rows if row.loss < 0.6]
+        [0.1]
     """
 
     rate: float
-    """The learning rate; with several parameter groups, the highest of them."""
     loss: float
-    """The mean loss of the samples of the update, on all processes."""
     smoothed: float
-    """The weighted mean of this loss and those before it; each loss counts a fifth less than the loss after it."""
 
 
 @dataclass(frozen=True)
 class LearningRateCurve:
     """The losses that ``find_learning_rate`` measured at rising learning rates.
 
+    ``find_learning_rate`` returns it; you need not make it yourself. Use ``suggestion`` as the learning rate of your
+    run, or look at the curve with ``plot``.
+
+    Attributes:
+        rows: A ``LearningRateLoss`` for each update, in order, up to the update whose loss was infinite or whose
+            smoothed loss was more than four times the lowest.
+
     Example:
+        >>> from pa_schedulers import LearningRateCurve, LearningRateLoss
         >>> losses = [LearningRateLoss(10.0**power, loss, loss) for power, loss in ((-3, 2.0), (-2, 1.0), (-1, 3.0))]
         >>> LearningRateCurve(losses).suggestion
         0.001
     """
 
     rows: list[LearningRateLoss]
-    """A row for each update, up to the update whose loss was infinite or four times the lowest smoothed loss."""
 
     @property
     def suggestion(self) -> float:
         """A tenth of the rate at which the smoothed loss is lowest: fast, and safely below the rates that diverge.
 
-        Use it as the learning rate of the optimizer, or as the highest rate of a schedule.
+        A float, for example 0.003. Use it as the learning rate of the optimizer, or as the highest rate of a schedule.
 
         Raises:
-            ConfigurationError: The loss falls up to the highest rate, or never falls.
+            ConfigurationError: The loss falls up to the highest rate, or never falls. The message says whether to
+                search at higher or lower rates. It is a ``ValueError``.
         """
         lowest = min(self.rows, key=lambda row: row.smoothed)
         if lowest is self.rows[0] or lowest is self.rows[-1]:
@@ -95,9 +111,14 @@ class LearningRateCurve:
     def plot(self, path: str | Path, *, dark: bool = False) -> Path:
         """Draw the loss over the learning rate, and save the picture.
 
+        You call it after ``find_learning_rate``, to check that the suggested rate, which is marked, is where the loss
+        falls.
+
         Args:
-            path: The file to save, a PNG unless it has another ending. Missing folders are created.
-            dark: Whether to draw on a dark background, for dark pages or slides.
+            path: The file to save, a PNG unless it has another ending, for example ``.svg`` or ``.pdf``. It is replaced
+                if it exists. Missing folders are created.
+            dark: Whether to draw on a dark background, for dark pages or slides. The default is False, for a white
+                background.
 
         Returns:
             The path of the picture.
@@ -107,6 +128,7 @@ class LearningRateCurve:
 
         Example:
             >>> import tempfile
+            >>> from pa_schedulers import LearningRateCurve, LearningRateLoss
             >>> pairs = ((-3, 2.0), (-2, 1.0), (-1, 3.0))
             >>> losses = [LearningRateLoss(10.0**power, loss, loss) for power, loss in pairs]
             >>> with tempfile.TemporaryDirectory() as folder:
@@ -147,23 +169,30 @@ def find_learning_rate(
         highest: The rate of the last update. The default, 10, makes nearly every model diverge.
         num_updates: The largest number of updates to make. The default, 100, takes seconds to minutes and still has
             more than ten updates for each power of ten.
-        per_device_batch_size: The batch size on each process, as in the run: a good rate depends on it.
-        gradient_accumulation_steps: The number of batches of an update, as in the run.
-        train_dataloader_kwargs: Arguments of the data loader, as in the run.
-        collate_fn: Makes a batch from a list of samples, as in the run.
+        per_device_batch_size: The batch size on each process, as in the run: a good rate depends on it. The default, 8,
+            is the default of ``Trainer.train``.
+        gradient_accumulation_steps: The number of batches of an update, as in the run. The default, 1, does not
+            accumulate gradients.
+        train_dataloader_kwargs: Arguments of the data loader, as in the run. The default, None, passes none.
+        collate_fn: A function that makes a batch from a list of samples, as in the run. The default, None, uses the
+            function of the trainer or of torch.
 
     Returns:
-        The losses, with the suggested rate.
+        The losses; ``suggestion`` is the suggested rate, ``plot(path)`` draws the curve, and ``rows`` has the rate and
+        the losses of each update.
 
     Raises:
-        ArgumentTypeError: ``trainer`` is not a trainer.
+        ArgumentTypeError: ``trainer`` is not a trainer. It is a ``TypeError``.
         ConfigurationError: ``lowest``, ``highest`` or ``num_updates`` is out of range, the trainer sets its rates
-            itself, or the loss of the first update is NaN or infinite.
+            itself, or the loss of the first update is NaN or infinite. It is a ``ValueError``.
         UnsupportedConfigurationError: The trainer is reproducible, the model is sharded, or its optimizer or parameters
-            are made when a run starts.
+            are made when a run starts. It is a ``RuntimeError``.
 
     Example:
+        >>> import torch
+        >>> from pa_core import Trainer
         >>> from pa_core.testing import make_regression
+        >>> from pa_schedulers import find_learning_rate
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(4, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 
 
 class SteppedAlone(Protocol):
-    """A scheduler whose values depend only on the number of its steps; ``plot_schedule`` accepts any such object.
+    """A scheduler whose values depend only on the number of its steps.
+
+    ``plot_schedule`` accepts a function that returns any such object. Schedulers of torch (except
+    ``ReduceLROnPlateau``) and of pa-schedulers fit; a class of yours needs only a ``step()`` method without required
+    arguments, and need not derive from this class.
 
     Example:
         >>> import torch
+        >>> from pa_schedulers import SteppedAlone
         >>> def course(scheduler: SteppedAlone, optimizer: torch.optim.Optimizer) -> list[float]:
         ...     rates = []
         ...     for _ in range(3):
@@ -47,24 +52,34 @@ class SteppedAlone(Protocol):
 
     @property
     def step(self) -> Callable[[], object]:
-        """Advance the schedule by an optimizer update."""
+        """Advance the schedule by an optimizer update: write the next values to the parameter groups of the optimizer.
+
+        A method without required arguments. ``plot_schedule`` calls it once after each update, and ignores its result.
+        """
         ...
 
 
 class ScheduleRow(NamedTuple):
     """The values that an optimizer update will use; ``plot_schedule`` returns a row for each update.
 
+    It is a named tuple; you need not make it yourself.
+
+    Attributes:
+        update: The number of the update in the run, from 1.
+        epoch: The epoch that the update belongs to, from 1.
+        values: The value of the scheduled field of each parameter group, in their order.
+
     Example:
-        >>> ScheduleRow(update=1, epoch=1, values=(0.1,)).values
-        (0.1,)
+        >>> import torch
+        >>> from pa_schedulers import CosineLrScheduler, plot_schedule
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> plot_schedule(CosineLrScheduler.create_scheduler_fn(), optimizer, 1, 2)[0]
+        ScheduleRow(update=1, epoch=1, values=(1.0,))
     """
 
     update: int
-    """The number of the update in the run, from 1."""
     epoch: int
-    """The epoch that it belongs to, from 1."""
     values: tuple[float, ...]
-    """The value of the scheduled field of each parameter group."""
 
 
 def plot_schedule(
@@ -93,25 +108,34 @@ def plot_schedule(
         num_epochs: The number of epochs of the run.
         num_update_steps_per_epoch: The number of optimizer updates in an epoch: the batches of an epoch, divided by the
             accumulation steps and rounded up. A trainer has it in ``run_config``.
-        path: The file of the picture, a PNG unless it has another ending. Missing folders are created. By default,
-            nothing is drawn.
-        field: The field of the parameter groups to look at.
+        path: The file of the picture, a PNG unless it has another ending. It is replaced if it exists. Missing folders
+            are created. The default, None, draws nothing.
+        field: The field of the parameter groups to look at, for example ``"weight_decay"``. The default is the learning
+            rate, ``"lr"``.
         max_num_train_steps: The number of updates after which the run ends; overrides ``num_epochs``, as in a trainer.
-        train_dataloader_len: The number that replaces ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
-        eval_dataloader_len: The number that replaces ``EVAL_DATALOADER_LEN``, if the schedule needs it.
-        dark: Whether to draw on a dark background, for dark pages or slides.
+            The default, None, ends the run after its epochs.
+        train_dataloader_len: The number that replaces ``TrainerPlaceholderValues.TRAIN_DATALOADER_LEN``, the number of
+            training batches in an epoch, if the schedule needs it. The default, None, is for schedules without this
+            placeholder.
+        eval_dataloader_len: The number that replaces ``TrainerPlaceholderValues.EVAL_DATALOADER_LEN``, the number of
+            evaluation batches, if the schedule needs it. The default, None, is for schedules without this placeholder.
+        dark: Whether to draw on a dark background, for dark pages or slides. The default is False, for a white
+            background.
 
     Returns:
-        A row for each update, in order.
+        A ``ScheduleRow`` for each update, in order: the number of the update, its epoch, and a value for each parameter
+        group.
 
     Raises:
         ImportError: A path is given, and matplotlib is not installed.
-        ConfigurationError: A count is not positive, or the groups do not have the field.
+        ConfigurationError: A count is not positive, or the groups do not have the field. It is a ``ValueError``.
         ArgumentTypeError: ``create_scheduler_fn`` is not a function, or ``step()`` does not step the returned object.
+            It is a ``TypeError``.
 
     Example:
-        >>> from pa_schedulers import CosineLrScheduler
-        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> import torch
+        >>> from pa_schedulers import CosineLrScheduler, plot_schedule
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
         >>> create_scheduler_fn = CosineLrScheduler.create_scheduler_fn(lr_min=0.0)
         >>> for update, epoch, values in plot_schedule(
         ...     create_scheduler_fn, optimizer, num_epochs=2, num_update_steps_per_epoch=2

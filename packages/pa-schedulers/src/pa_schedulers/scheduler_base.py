@@ -22,24 +22,33 @@ class SchedulerBase(ABC):
     """The base class of schedulers whose caller counts the updates; derive from it to schedule any field.
 
     Override ``get_updated_values``. The caller passes the number of updates to ``step_update``, as
-    ``TrainerWithTimmScheduler`` does. If the trainer or your loop only calls ``step()``, derive from
-    ``StatefulSchedulerBase`` instead, which counts the updates.
+    ``TrainerWithTimmScheduler`` of ``pa_compat`` does. If the trainer or your loop only calls ``step()``, derive from
+    ``StatefulSchedulerBase`` instead, which counts the updates. For a cosine or warmup-stable-decay schedule, use
+    ``CosineLrScheduler`` or ``WSDLrScheduler``.
 
-    The first scheduler of an optimizer records the value of each parameter group in the group, as
-    ``initial_<field>`` (``initial_lr``, as torch's own schedulers do). The constructor of every further scheduler
-    resets the group to that value. To start from another value, set ``initial_<field>`` too.
+    The first scheduler of an optimizer records the value of each parameter group in the group, as ``initial_<field>``
+    (``initial_lr``, as torch's own schedulers do). The constructor of every further scheduler resets the group to that
+    value. To start from another value, set ``initial_<field>`` too.
 
-    A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place.
+    A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place. ``state_dict``
+    saves all attributes except the optimizer.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule, such as ``"lr"`` or ``"weight_decay"``; a single number in each group.
+        param_group_field: The field to schedule, for example ``"lr"``, the default, or ``"weight_decay"``; a single
+            number in each group.
+
+    Attributes:
+        optimizer: The optimizer, as given.
+        param_group_field: The field, as given.
 
     Raises:
-        ConfigurationError: A parameter group does not have the field, or its value is not a single number.
+        ConfigurationError: A parameter group does not have the field, or its value is not a single number. It is a
+            ``ValueError``.
 
     Example:
         >>> import torch
+        >>> from pa_schedulers import SchedulerBase
         >>> class HalveLr(SchedulerBase):
         ...     def get_updated_values(self, num_updates):
         ...         return [initial / 2**num_updates for initial in self.initial_values]
@@ -59,7 +68,8 @@ class SchedulerBase(ABC):
     def initial_values(self) -> list[float]:
         """The value of each parameter group before any scheduling, for ``get_updated_values`` to multiply.
 
-        For a group that was added to the optimizer later, this is its value when it was added.
+        A list of floats in the order of the groups, for example ``[0.1, 0.01]``. It does not change while the schedule
+        runs. For a group that was added to the optimizer later, it is the value of the group when it was added.
         """
         groups, initial_field = self.optimizer.param_groups, self._initial_field
         if not all(initial_field in group for group in groups):
@@ -70,7 +80,11 @@ class SchedulerBase(ABC):
 
     @property
     def base_lr_values(self) -> list[float]:
-        """The same as ``initial_values``, no matter which field is scheduled; the name in pytorch-accelerated."""
+        """The same list as ``initial_values``, no matter which field is scheduled.
+
+        The value of each parameter group before any scheduling, as floats in the order of the groups. It has this name
+        in pytorch-accelerated; new code may use ``initial_values``.
+        """
         return self.initial_values
 
     @property
@@ -81,27 +95,40 @@ class SchedulerBase(ABC):
     def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
         """Return the values of the scheduled field after a number of updates; override this.
 
-        ``step_update`` calls it and writes the values. Call it to look at a schedule without a change of the optimizer.
+        ``step_update`` calls it, usually once per optimizer update, and writes the values to the parameter groups.
+        Compute the values from ``num_updates`` and ``initial_values`` alone, so that a resumed run gets the same
+        values; do not change the optimizer. You may also call it to look at a schedule.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0.
 
         Returns:
-            A number for all parameter groups; or a number for each of them, in their order; or None to leave the
-            groups as they are.
+            A number for all parameter groups; or a number for each of them, in their order; or None to leave the groups
+            as they are.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import SchedulerBase
+            >>> class HalveLr(SchedulerBase):
+            ...     def get_updated_values(self, num_updates):
+            ...         return [initial / 2**num_updates for initial in self.initial_values]
+            >>> HalveLr(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)).get_updated_values(1)
+            [0.4]
         """
 
     def step_update(self, num_updates: int) -> None:
         """Calculate the values for a number of updates and write them to the parameter groups.
 
-        In a custom loop, call it after each optimizer update with the number of updates so far: the next update uses
-        the values.
+        In a custom loop, you call it after each optimizer update with the number of updates so far: the next update
+        uses the values. The trainer of ``pa_core`` does not call it, but ``step()`` of a ``StatefulSchedulerBase``,
+        which calls this method. Do not mix the two.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0.
 
         Raises:
-            ConfigurationError: The number is negative, or there are not as many values as parameter groups.
+            ConfigurationError: The number is negative, or there are not as many values as parameter groups. It is a
+                ``ValueError``.
 
         Example:
             >>> import torch
@@ -127,8 +154,12 @@ class SchedulerBase(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of every attribute except the optimizer, with the initial and present values of the groups.
 
-        Save it with a checkpoint, and pass it to ``load_state_dict`` of a scheduler that was made with the same
-        arguments. A subclass need not override this if its attributes are data.
+        A trainer saves it with the training state. In a custom loop, you save it with a checkpoint, and pass it to
+        ``load_state_dict`` of a scheduler that was made with the same arguments. A subclass need not override this if
+        its attributes are data.
+
+        Returns:
+            The state, a dictionary of plain values, which later steps do not change.
 
         Example:
             >>> import torch
@@ -151,15 +182,29 @@ class SchedulerBase(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned, and write its values to the parameter groups.
 
-        The result is the same whether you load the state of the optimizer before or after this. If groups were added to
-        the optimizer in the course of the saved run, add them before you load.
+        A trainer calls it when it loads a training state. In a custom loop, you call it after the scheduler is made
+        with the same arguments, and before the next update. The result is the same whether you load the state of the
+        optimizer before or after this. If groups were added to the optimizer in the course of the saved run, add them
+        before you load.
 
         Args:
-            state_dict: The state of a scheduler of the same class.
+            state_dict: The state of a scheduler of the same class. It is not changed.
 
         Raises:
             ConfigurationError: The state belongs to another field, to another kind of scheduler or to a different
-                number of parameter groups; nothing was changed.
+                number of parameter groups; nothing was changed. It is a ``ValueError``.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
+            >>> def make_scheduler():
+            ...     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            ...     return CosineLrScheduler(optimizer, total_num_epochs=1, num_update_steps_per_epoch=4, lr_min=0.0)
+            >>> scheduler, resumed = make_scheduler(), make_scheduler()
+            >>> scheduler.step_update(2)
+            >>> resumed.load_state_dict(scheduler.state_dict())
+            >>> round(resumed.optimizer.param_groups[0]["lr"], 3)
+            0.5
         """
         self._require_own_kind_of_state(state_dict)
         attributes = copy.deepcopy(state_dict)
@@ -211,20 +256,32 @@ def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Seq
 class StatefulSchedulerBase(SchedulerBase):
     """The base class of schedulers that count the updates, with the interface of torch's schedulers.
 
+    Derive from it for a schedule that a ``Trainer`` of ``pa_core``, or any loop for torch's schedulers, steps with
+    ``step()``. If the caller knows the number of updates and passes it, derive from ``SchedulerBase`` instead.
+
     Override ``get_updated_values``, and call ``step()`` once after each optimizer update, as a ``Trainer`` does. The
     first ``step()`` writes the values for 0 earlier updates, the second the values for 1, and so on. So update n, from
     1, uses the values for n - 2: they come an update later than with ``step_update(n)``, as in pytorch-accelerated. The
     first update uses the values that the constructor wrote: the initial values, unless a subclass writes others.
 
+    ``state_dict`` saves the count and all attributes except the optimizer.
+
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule; a single number in each group.
+        param_group_field: The field to schedule, for example ``"lr"``, the default, or ``"weight_decay"``; a single
+            number in each group.
+
+    Attributes:
+        optimizer: The optimizer, as given.
+        param_group_field: The field, as given.
 
     Raises:
-        ConfigurationError: A parameter group does not have the field, or its value is not a single number.
+        ConfigurationError: A parameter group does not have the field, or its value is not a single number. It is a
+            ``ValueError``.
 
     Example:
         >>> import torch
+        >>> from pa_schedulers import StatefulSchedulerBase
         >>> class GrowWeightDecay(StatefulSchedulerBase):
         ...     def __init__(self, optimizer):
         ...         super().__init__(optimizer, param_group_field="weight_decay")
@@ -246,7 +303,25 @@ class StatefulSchedulerBase(SchedulerBase):
     def step(self) -> None:
         """Write the values for the number of earlier calls to the parameter groups, and count this call.
 
-        Call it after ``optimizer.step()``, in each update. The third call writes ``get_updated_values(2)``.
+        The trainer calls it after each update. In a custom loop, you call it after ``optimizer.step()``, in each
+        update. The third call writes ``get_updated_values(2)``.
+
+        Raises:
+            ConfigurationError: ``get_updated_values`` does not return as many values as there are parameter groups. It
+                is a ``ValueError``.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import CosineLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = CosineLrScheduler(optimizer, total_num_epochs=1, num_update_steps_per_epoch=4, lr_min=0.0)
+            >>> for _ in range(3):
+            ...     optimizer.step()
+            ...     scheduler.step()
+            ...     print(round(optimizer.param_groups[0]["lr"], 3))
+            1.0
+            0.854
+            0.5
         """
         self.step_update(self._num_updates)
         self._num_updates += 1
@@ -254,8 +329,25 @@ class StatefulSchedulerBase(SchedulerBase):
     @override
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
-        """Return the values of the scheduled field, as ``SchedulerBase.get_updated_values`` does.
+        """Return the values of the scheduled field after a number of updates; override this.
+
+        ``step`` calls it once per optimizer update, and writes the values to the parameter groups. Compute the values
+        from ``num_updates`` and ``initial_values`` alone, so that a resumed run gets the same values; do not change the
+        optimizer. You may also call it to look at a schedule.
 
         Args:
-            num_updates: How often ``step`` has been called so far, starting at 0.
+            num_updates: How often ``step`` has been called before, starting at 0.
+
+        Returns:
+            A number for all parameter groups; or a number for each of them, in their order; or None to leave the groups
+            as they are.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import StatefulSchedulerBase
+            >>> class HalveLr(StatefulSchedulerBase):
+            ...     def get_updated_values(self, num_updates):
+            ...         return [initial / 2**num_updates for initial in self.initial_values]
+            >>> HalveLr(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)).get_updated_values(1)
+            [0.4]
         """

@@ -21,12 +21,11 @@ class WSDCheckpointCallback(TrainerCallback):
 
     - ``checkpoint_<step>_wsd_pre_decay``, a training state: the stable phase continues from it, and
       ``train(resume_from=...)`` does the decay again;
-    - ``checkpoint_<step>_wsd_post_decay.pt``, an export of the weights after the decay, as ``save_checkpoint``
-      writes it.
+    - ``checkpoint_<step>_wsd_post_decay.pt``, an export of the weights after the decay, as ``save_checkpoint`` writes
+      it.
 
-    Both have these entries, which ``load_training_state`` returns for a training state: ``step``,
-    ``checkpoint_type`` (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the
-    schedule.
+    Both have these entries, which ``load_training_state`` returns for a training state: ``step``, ``checkpoint_type``
+    (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the schedule.
 
     To continue, start a run with ``initial_checkpoint`` and a schedule made with
     ``is_continuation_from_checkpoint=True``. It begins with weights and optimizer of the checkpoint and a stable phase
@@ -35,22 +34,26 @@ class WSDCheckpointCallback(TrainerCallback):
     load the initial checkpoint a second time.
 
     Args:
-        save_dir: The folder to save into, which is created if it is missing. Several machines have to share it.
-            While a run uses it, no other run can.
-        save_optimizer: Whether exports contain the state of the optimizer. Training states always do.
-        save_scheduler: Whether exports contain the state of the scheduler. Training states always do.
+        save_dir: The folder to save into, which is created if it is missing. Several machines have to share it. While a
+            run uses it, no other run can. The default is ``checkpoints`` in the current folder.
+        save_optimizer: Whether exports contain the state of the optimizer. The default, True, lets a run continue from
+            them. Training states always contain it.
+        save_scheduler: Whether exports contain the state of the scheduler. The default, True, lets a run continue from
+            them. Training states always contain it.
         initial_checkpoint: The checkpoint to start from: a training state, a folder of training states (the newest is
             used), or the file of an export. None, the default, starts from the weights of the model.
 
     Raises:
         ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
-            although there is an initial checkpoint; or the run would replace its own initial checkpoint.
+            although there is an initial checkpoint; or the run would replace its own initial checkpoint. It is a
+            ``ValueError``.
         FolderInUseError: When a run starts: another live run saves its states in the folder.
 
     Example:
         >>> import tempfile, torch
         >>> from pa_core import DEFAULT_CALLBACKS, Trainer
-        >>> from pa_schedulers import WSDLrScheduler
+        >>> from pathlib import Path
+        >>> from pa_schedulers import WSDCheckpointCallback, WSDLrScheduler
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
@@ -78,7 +81,19 @@ class WSDCheckpointCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Check, before any time is spent, that the run can be saved; load the initial checkpoint."""
+        """Check, before any time is spent, that the run can be saved; load the initial checkpoint.
+
+        The trainer calls it when a run starts; you need not call it yourself.
+
+        Args:
+            trainer: The trainer of the run.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: The scheduler of the run is not a ``WSDLrScheduler``, or is not a continuation although
+                there is an initial checkpoint; or the run would replace its own initial checkpoint.
+            FolderInUseError: Another live run saves its states in the folder.
+        """
         scheduler = _scheduler_of(trainer)
         self._started_in = Path.cwd()
         trainer.reserve_state_folder(self.save_dir)
@@ -89,7 +104,18 @@ class WSDCheckpointCallback(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save if a decay begins or has ended."""
+        """Save if a decay begins or has ended.
+
+        The trainer calls it after each optimizer update; you need not call it yourself.
+
+        Args:
+            trainer: The trainer of the run.
+            update: The number of the update; not used, since the schedule counts its own steps.
+            **kwargs: Not used.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be written, for example because the disk is full.
+        """
         scheduler = _scheduler_of(trainer)
         step = scheduler.get_current_step()
         phase = scheduler.get_phase_info(step)

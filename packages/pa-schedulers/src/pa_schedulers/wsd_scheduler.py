@@ -38,17 +38,25 @@ _PLAN = (
 
 
 class DecayInfo(TypedDict):
-    """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them: a dictionary.
+    """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them.
+
+    A dictionary with string keys, which you read and need not make. A period is the part of the schedule that ends with
+    a checkpoint: the rate is constant first and then decays. A step is an optimizer update, counted from the start of
+    the schedule.
 
     Attributes:
         period_start: The number of steps before the period.
         period_end: The number of steps up to its checkpoint.
-        decay_steps: The number of steps of its decay.
-        pre_decay_step: The number of steps before its decay.
+        decay_steps: The number of steps of its decay; 0 if it is too short to decay.
+        pre_decay_step: The number of steps before its decay: save a checkpoint to continue from after so many updates.
 
     Example:
-        >>> DecayInfo(period_start=0, period_end=100, decay_steps=10, pre_decay_step=90)["period_end"]
-        100
+        >>> import torch
+        >>> from pa_schedulers import DecayInfo, WSDLrScheduler
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> info: DecayInfo = WSDLrScheduler(optimizer, total_steps=100).get_decay_info()[0]
+        >>> info
+        {'period_start': 0, 'period_end': 100, 'decay_steps': 10, 'pre_decay_step': 90}
     """
 
     period_start: int
@@ -58,19 +66,27 @@ class DecayInfo(TypedDict):
 
 
 class PhaseInfo(DecayInfo):
-    """The phase and the period of a step of a ``WSDLrScheduler``, as ``get_phase_info`` returns them.
+    """The phase and the period of a step of a ``WSDLrScheduler``.
 
-    A dictionary with the keys of ``DecayInfo`` and two more.
+    ``get_phase_info`` and ``get_current_phase_info`` return it. A dictionary with string keys, which you read and need
+    not make. A period is the part of the schedule that ends with a checkpoint. A step is an optimizer update, counted
+    from the start of the schedule.
 
     Attributes:
         step: The step.
         phase: ``"warmup"``, ``"stable"``, ``"decay"``, or ``"finished"`` after the last checkpoint.
+        period_start: The number of steps before the period.
+        period_end: The number of steps up to its checkpoint.
+        decay_steps: The number of steps of its decay; 0 if it is too short to decay.
+        pre_decay_step: The number of steps before its decay.
 
     Example:
-        >>> PhaseInfo(
-        ...     step=95, phase="decay", period_start=0, period_end=100, decay_steps=10, pre_decay_step=90
-        ... )["phase"]
-        'decay'
+        >>> import torch
+        >>> from pa_schedulers import PhaseInfo, WSDLrScheduler
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> info: PhaseInfo = WSDLrScheduler(optimizer, total_steps=100).get_phase_info(95)
+        >>> info["phase"], info["period_end"]
+        ('decay', 100)
     """
 
     step: int
@@ -96,9 +112,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     The first period begins at 0, and each further period at the checkpoint before it. A period decays in its last
     ``int((E - A) * decay_phase_ratio)`` updates; if that is 0, the rate stays at ``lr``. A single checkpoint is at the
-    end. With several, the first is at a quarter of the updates and each next at twice the number before; with more
-    than three, the first is so early that the last is not beyond the end; with two, the last is at half of the
-    updates, and the rest is trained at the minimum.
+    end. With several, the first is at a quarter of the updates and each next at twice the number before; with more than
+    three, the first is so early that the last is not beyond the end; with two, the last is at half of the updates, and
+    the rest is trained at the minimum.
 
     Each parameter group has its own ``lr``: the rate that it had when its first scheduler was made, or when it was
     added to the optimizer. A group that is added later with a rate below the starting rate keeps its rate.
@@ -108,15 +124,16 @@ class WSDLrScheduler(StatefulSchedulerBase):
     ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after update n, without this delay; methods about the
     current step then do not know it. ``WSDCheckpointCallback`` saves the checkpoints.
 
-    **Continuation.** Make a schedule for the further updates with ``is_continuation_from_checkpoint=True`` and
-    load the state of the old schedule, saved before or after a decay: a new stable phase of the new length begins,
-    without warm-up, at the rate of the old schedule. If you load a state that such a continuation saved itself into a
+    **Continuation.** Make a schedule for the further updates with ``is_continuation_from_checkpoint=True`` and load the
+    state of the old schedule, saved before or after a decay: a new stable phase of the new length begins, without
+    warm-up, at the rate of the old schedule. If you load a state that such a continuation saved itself into a
     continuation with the same arguments, it is resumed instead. To continue from a continuation of the same length,
     call ``start_stable_phase()`` after loading its state.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
-        num_epochs: The number of epochs of the run; needs ``num_update_steps_per_epoch``.
+        num_epochs: The number of epochs of the run; needs ``num_update_steps_per_epoch``. The default of this and of
+            the next two arguments, None, leaves out the argument, so that you can give the length in either way.
         num_update_steps_per_epoch: The number of optimizer updates in an epoch.
         total_steps: The number of optimizer updates of the run, instead of the other two.
         num_warmup_steps: The number of updates in which the rate rises. The default, 0, means no warm-up; None takes 1%
@@ -129,16 +146,21 @@ class WSDLrScheduler(StatefulSchedulerBase):
         use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
             proportional.
         num_checkpoints: How many checkpoints to decay for. The default, 1, decays at the end of the run.
-        is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
-            continue from it.
+        is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to continue
+            from it.
+
+    Attributes:
+        total_steps: The number of updates of the schedule.
+        num_warmup_steps: The number of updates of the warm-up.
 
     Raises:
-        ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first
-            period, a number is out of its range, or ``warmup_starting_lr`` is above the ``lr`` of a group.
+        ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first period,
+            a number is out of its range, or ``warmup_starting_lr`` is above the ``lr`` of a group.
         TypeError: A placeholder was passed that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
         >>> import torch
+        >>> from pa_schedulers import WSDLrScheduler
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
         >>> scheduler = WSDLrScheduler(
         ...     optimizer, total_steps=12, num_warmup_steps=2, warmup_starting_lr=0.2,
@@ -201,30 +223,43 @@ class WSDLrScheduler(StatefulSchedulerBase):
     ) -> Callable[[Optimizer], Self]:
         """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
 
-        The trainer calls the function when the run starts, and fills in the length of the run, which is not known
-        before. The class explains the schedule.
+        You call it where you call ``train``. The trainer calls the returned function when the run starts, and fills in
+        the length of the run, which is not known before. The learning rate rises linearly during the warm-up, stays
+        constant, and decays before each checkpoint. In a custom loop, call the constructor instead.
 
         Args:
             total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
                 run.
             num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
                 in.
-            num_warmup_epochs: The number of epochs in which the rate rises, such as 0.5, rounded down to whole
-                updates; 0 for no warm-up. The default, None, takes a tenth of all updates.
-            decay_phase_ratio: The fraction of each period in which the rate decays, by default 0.1.
-            lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group.
-            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
+            num_warmup_epochs: The number of epochs in which the rate rises, such as 0.5, rounded down to whole updates;
+                0 for no warm-up. The default, None, takes a tenth of all updates.
+            decay_phase_ratio: The fraction of the updates up to each checkpoint, from the one before, in which the rate
+                decays: from 0 to 1, and at most 1/3 with several checkpoints. The default, 0.1, was enough for the
+                authors of MiniCPM.
+            lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group. The default, 1e-6, is close
+                to 0.
+            warmup_starting_lr: The rate at the start of the warm-up, the same for all groups. The default, 1e-6, is
+                close to 0.
             use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
                 proportional.
-            num_checkpoints: How many checkpoints to decay for.
+            num_checkpoints: How many checkpoints to decay for. The default, 1, decays at the end of the run.
             is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
-                continue from it.
+                continue from it at the stable rate. The default, False, is for a new run, and for a run that is
+                resumed.
 
         Returns:
             A function of an optimizer that returns the scheduler.
 
+        Raises:
+            ConfigurationError: Raised by the returned function if warm-up and decay do not fit before the first
+                checkpoint, a number is out of its range, or ``warmup_starting_lr`` is above the ``lr`` of a group. It
+                is a ``ValueError``.
+            TypeError: Raised by the returned function if you call it yourself without the two lengths.
+
         Example:
             >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
             >>> create_scheduler = WSDLrScheduler.create_scheduler_fn(
             ...     total_num_epochs=8, num_update_steps_per_epoch=100, num_warmup_epochs=0.5, num_checkpoints=3
             ... )
@@ -253,21 +288,39 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> list[float]:
         """Return the learning rate of each parameter group after a number of updates.
 
+        ``step`` and ``step_update`` call it and write the rates to the optimizer. You call it to look at the schedule;
+        nothing is changed.
+
         Args:
             num_updates: The number of optimizer updates made so far, from 0. After the last checkpoint, the rate is the
                 minimum.
 
         Returns:
             A rate for each parameter group, in their order.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = WSDLrScheduler(optimizer, total_steps=10, decay_phase_ratio=0.2, lr_min=0.1)
+            >>> [round(scheduler.get_updated_values(num_updates)[0], 2) for num_updates in range(7, 11)]
+            [1.0, 1.0, 0.36, 0.1]
         """
         period = self._period_of(num_updates)
         return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
 
     def get_checkpoint_steps(self) -> list[int]:
-        """Return the numbers of updates at which the rate is at its minimum, in order; save the model there.
+        """Return the numbers of updates after which the rate is at its minimum.
+
+        You call it to save the model there; ``WSDCheckpointCallback`` does so with a trainer.
+
+        Returns:
+            A number of updates for each checkpoint, in order. The last may be before the end of the schedule if there
+            are two checkpoints.
 
         Example:
             >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
             >>> WSDLrScheduler(optimizer, total_steps=800, num_checkpoints=3).get_checkpoint_steps()
             [200, 400, 800]
@@ -277,17 +330,27 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_decay_info(self) -> list[DecayInfo]:
         """Return the first and last step of each period, and the step at which its decay begins.
 
-        Use it to save a checkpoint before each decay, at ``pre_decay_step``. The example of the class shows the list.
+        You call it to save a checkpoint before each decay, at ``pre_decay_step``. A period is the part of the schedule
+        that ends with a checkpoint, and a step is an optimizer update.
 
         Returns:
-            A dictionary for each checkpoint, in order; ``DecayInfo`` describes its keys.
+            A dictionary for each checkpoint, in order, with the keys ``"period_start"``, ``"period_end"``,
+            ``"decay_steps"`` and ``"pre_decay_step"``, which are numbers of steps; ``DecayInfo`` describes them.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> WSDLrScheduler(optimizer, total_steps=100).get_decay_info()
+            [{'period_start': 0, 'period_end': 100, 'decay_steps': 10, 'pre_decay_step': 90}]
         """
         return [_describe(period) for period in self._periods()]
 
     def get_phase_info(self, step: int) -> PhaseInfo:
         """Return the phase and the period of a step; the step of a checkpoint belongs to the period that it ends.
 
-        Use it to decide or log something by phase, for example to evaluate more often during a decay.
+        You call it to decide or log something by phase, for example to evaluate more often during a decay. For the
+        current step, ``get_current_phase_info`` is shorter.
 
         Args:
             step: A number of updates, from 0.
@@ -295,13 +358,14 @@ class WSDLrScheduler(StatefulSchedulerBase):
         Returns:
             A dictionary with the keys ``"step"``; ``"phase"``, which is ``"warmup"``, ``"stable"``, ``"decay"``, or
             ``"finished"`` after the last checkpoint; and ``"period_start"``, ``"period_end"``, ``"decay_steps"`` and
-            ``"pre_decay_step"`` as in ``get_decay_info``.
+            ``"pre_decay_step"``, which are numbers of updates, as in ``get_decay_info``.
 
         Raises:
-            ConfigurationError: The step is not a whole number, or negative.
+            ConfigurationError: The step is not a whole number, or negative. It is a ``ValueError``.
 
         Example:
             >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
             >>> scheduler = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10)
             >>> [scheduler.get_phase_info(step)["phase"] for step in (0, 10, 90, 100, 101)]
@@ -321,24 +385,60 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return PhaseInfo(step=step, phase=phase, **_describe(period))
 
     def get_current_phase_info(self) -> PhaseInfo:
-        """Return ``get_phase_info`` of the current step, as ``get_current_step`` counts it."""
+        """Return the phase and the period of the current step.
+
+        You call it in a loop or callback that steps the schedule with ``step()``, for example to log the phase. Calls
+        of ``step_update`` do not count as steps; pass your count to ``get_phase_info`` then.
+
+        Returns:
+            A dictionary with the keys ``"step"``; ``"phase"``, which is ``"warmup"``, ``"stable"``, ``"decay"``, or
+            ``"finished"`` after the last checkpoint; and ``"period_start"``, ``"period_end"``, ``"decay_steps"`` and
+            ``"pre_decay_step"``, which are numbers of updates.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10)
+            >>> optimizer.step()
+            >>> scheduler.step()
+            >>> info = scheduler.get_current_phase_info()
+            >>> info["step"], info["phase"]
+            (1, 'warmup')
+        """
         return self.get_phase_info(self.get_current_step())
 
     def get_current_step(self) -> int:
-        """Return the number of updates made so far, which is the number of calls of ``step()``.
+        """Return the number of updates made so far, which is the number of ``step()`` calls.
 
-        Calls of ``step_update`` do not count.
+        You call it to log the progress, or to compare it with ``get_checkpoint_steps``. It is 0 for a new scheduler,
+        and a loaded state restores it. ``step_update`` calls do not count.
+
+        Returns:
+            The number of updates, from 0.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> scheduler = WSDLrScheduler(optimizer, total_steps=100)
+            >>> optimizer.step()
+            >>> scheduler.step()
+            >>> scheduler.get_current_step()
+            1
         """
         return self._num_updates
 
     def start_stable_phase(self) -> None:
         """Restart this schedule at its stable rate, without warm-up, and count updates from 0 again.
 
-        Call it after ``load_state_dict``, to continue from a continuation of the same length. In other continuations,
-        ``load_state_dict`` does this itself.
+        You call it after ``load_state_dict``, to continue from the state of a continuation of the same length (a
+        schedule with ``is_continuation_from_checkpoint=True``). In other continuations, ``load_state_dict`` does this
+        itself. The rates are written to the optimizer.
 
         Example:
             >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
             >>> scheduler = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10)
             >>> scheduler.start_stable_phase()
@@ -353,12 +453,28 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: resume its schedule, or continue from it if this schedule is a continuation.
 
+        A trainer calls it when it loads a training state. In a custom loop, you call it after the scheduler is made,
+        and before the next update. A schedule that was made with ``is_continuation_from_checkpoint=True`` keeps its own
+        length and arguments, and begins a new stable phase at the rate of the loaded schedule, unless a schedule with
+        the same arguments saved the state and had updates left. Any other schedule takes the length, the arguments and
+        the count of the state.
+
         Args:
-            state_dict: The return value of ``state_dict``.
+            state_dict: The return value of ``state_dict``. It is not changed.
 
         Raises:
             ConfigurationError: The state belongs to another kind of scheduler or to a different number of parameter
-                groups; nothing was changed.
+                groups; nothing was changed. It is a ``ValueError``.
+
+        Example:
+            >>> import torch
+            >>> from pa_schedulers import WSDLrScheduler
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+            >>> saved = WSDLrScheduler(optimizer, total_steps=100, num_warmup_steps=10).state_dict()
+            >>> longer = WSDLrScheduler(optimizer, total_steps=400, is_continuation_from_checkpoint=True)
+            >>> longer.load_state_dict(saved)
+            >>> longer.total_steps, optimizer.param_groups[0]["lr"]
+            (400, 1.0)
         """
         plan = {name: vars(self)[name] for name in _PLAN}
         super().load_state_dict(state_dict)
