@@ -67,19 +67,26 @@ class Split(Protocol):
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that share each step, an integer of at least 1. Ranks count from 0 to one less."""
+        """The number of processes that share each step, an integer of at least 1.
+
+        Ranks count from 0 to ``num_processes - 1``.
+        """
         ...
 
     @property
     def drop_last(self) -> bool:
-        """Whether samples at the end of the epoch that do not fill an update or a global batch are left out."""
+        """Whether samples at the end of the epoch that do not fill an update or a global batch are left out.
+
+        A boolean. If False, every sample is used, and the last update or step may be smaller.
+        """
         ...
 
     @property
     def fixed_batches(self) -> bool:
         """Whether updates are cut into numbered micro-batches, which are the same on any number of processes.
 
-        A micro-batch is the batch of one process in one step. If False, ``micro_batches`` returns no numbers.
+        A boolean. A micro-batch is the batch of one process in one step. If False, ``micro_batches`` returns no
+        numbers, and the number of processes decides the batches.
         """
         ...
 

@@ -110,8 +110,8 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     sample. ``KeyedDataLoader`` does so for each sample; in your own loader, call it within ``preserve_rng_state()``. A
     call takes about 10 microseconds. Custom generators, for example ``numpy.random.default_rng()``, are not seeded.
 
-    Do not pass a small number: NumPy is seeded with the upper 32 bits of the key, which are 0 for 1, 2 and 42, so all
-    of these give the same numbers in NumPy. Pass ``mix(seed)``, whose bits all depend on the seed.
+    Do not pass a small number, because NumPy is seeded with the upper 32 bits of the key, which are 0 for 1, 2 and 42,
+    so all of these give the same numbers in NumPy. Pass ``mix(seed)``, whose bits all depend on the seed.
 
     Args:
         key: A 64-bit key that ``mix`` or ``extend_key`` has returned, for example ``mix(seed, epoch, index)``: an
@@ -149,9 +149,9 @@ def preserve_rng_state() -> Generator[None]:
     """Restore the global random number generators of Python, NumPy and torch when the block ends.
 
     A context manager. Use it around code that seeds the generators, for example the augmentation of a sample, so that
-    the code does not affect the random numbers of training. Call ``seed_rng`` first in the block: until then, the state
-    of the generators is undefined. NumPy uses a different generator within the block, since restoring its own would
-    take as long as all the rest. The block costs about 50 microseconds, so put it around a batch, not around each
+    the code does not affect the random numbers of training. Call ``seed_rng`` first in the block, because until then
+    the state of the generators is undefined. NumPy uses a different generator within the block, since restoring its own
+    would take as long as all the rest. The block costs about 50 microseconds, so put it around a batch, not around each
     sample. The states are also restored if the block raises an error. Generators of accelerators are not included.
 
     If your code must continue the present random numbers, or uses an accelerator, use ``restored_rng_states``.
@@ -193,8 +193,8 @@ def preserve_rng_state() -> Generator[None]:
 def numpy_random() -> ModuleType:
     """Return the module ``numpy.random``, which is imported at the first call.
 
-    Use it in a module that only sometimes draws random numbers: importing ``numpy.random`` takes some milliseconds,
-    which a script that draws none can avoid.
+    Use it in a module that only sometimes draws random numbers. Importing ``numpy.random`` takes some milliseconds, so
+    scripts that draw no random numbers start faster.
 
     Returns:
         The module, the same object as after ``import numpy.random``.
@@ -286,8 +286,8 @@ def _generators(of: object) -> list[torch.Generator]:
 def restore_rng_state(state: RNGState, device: torch.device) -> None:
     """Set the global random number generators to captured states.
 
-    Call it when a run resumes, before the next batch, and after the model and the loaders have been created, because
-    creating them draws random numbers. For a block of code, use ``restored_rng_states``.
+    Call it when a run resumes, before the next batch, and after the model has been created, because creating a model
+    draws random numbers. For a block of code, use ``restored_rng_states``.
 
     Args:
         state: The result of ``capture_rng_state``, on this process or in an earlier run.

@@ -26,7 +26,7 @@ class Parquet:
 
     Pass it to ``ShardedFiles`` as the reader. It needs pyarrow: ``pip install pa-data[parquet]``. At the start only the
     footer of each file is read, for the number of rows. A row group, the smallest part that can be decoded, is decoded
-    when a row of it is requested, and cached: ``cache_bytes`` of ``ShardedFiles`` should be large enough for the row
+    when a row of it is requested, and cached. So ``cache_bytes`` of ``ShardedFiles`` should be large enough for the row
     groups that a window covers.
 
     Attributes:

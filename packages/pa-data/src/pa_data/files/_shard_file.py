@@ -233,8 +233,8 @@ class ShardFile:
         single samples, use ``source``.
 
         Yields:
-            A file that is open in binary mode, and is closed when the block ends. It can only be read forwards: of a
-            compressed file, only ``read(size)`` is there.
+            A file that is open in binary mode, and is closed when the block ends. Read it forwards only. For a
+            compressed file, it has no other method than ``read(size)``.
 
         Raises:
             ShardError: The file is missing or damaged, or its compression is not supported. Reading more than 1 GiB
@@ -517,10 +517,10 @@ class OpenShard(Protocol[_SampleT_co]):
 class ShardReader(Protocol[_SampleT_co]):
     """Describe a reader of files of a certain kind, whose samples can be read in any order.
 
-    Implement it for your own format, and pass an object of your class to ``ShardedFiles``: ``count`` and ``open`` are
-    enough, and the class need not derive from this class. The readers ``JsonLines``, ``TextLines``, ``Parquet`` and
-    ``TarSamples`` are there for common formats. The object must be picklable if workers are started with ``"spawn"`` or
-    ``"forkserver"``.
+    Implement it for your own format, and pass an object of your class to ``ShardedFiles``. The methods ``count`` and
+    ``open`` are enough, and the class need not derive from this class. The readers ``JsonLines``, ``TextLines``,
+    ``Parquet`` and ``TarSamples`` are there for common formats. The object must be picklable if workers are started
+    with ``"spawn"`` or ``"forkserver"``.
 
     Example:
         >>> import tempfile

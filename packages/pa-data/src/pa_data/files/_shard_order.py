@@ -27,12 +27,12 @@ _SEQUENCE = -1  # extends the key of the shards, where windows have their number
 class ShardOrder(Order):
     """Visit each sample once an epoch, so that only a few files are read at a time.
 
-    ``ShardedFiles`` has it as its ``default_order``, so you rarely create it: pass ``window``, ``lanes`` and ``block``
-    to ``ShardedFiles``. A full shuffle would open all files at once; this order trades some randomness for sequential
-    reading. In each epoch, the files, here called shards, come in a random order. The sequence of all samples is cut
-    into windows of consecutive samples, and each window is shuffled. A window that crosses the end of a shard mixes
-    samples of several shards. Any position is computed directly, so a run resumes without reading the samples before
-    it.
+    ``ShardedFiles`` has it as its ``default_order``, so you rarely create it. Instead, pass ``window``, ``lanes`` and
+    ``block`` to ``ShardedFiles``. A full shuffle would open all files at once; this order trades some randomness for
+    sequential reading. In each epoch, the files, here called shards, come in a random order. The sequence of all
+    samples is cut into windows of consecutive samples, and each window is shuffled. A window that crosses the end of a
+    shard mixes samples of several shards. Any position is computed directly, so a run resumes without reading the
+    samples before it.
 
     With several lanes, the sequence is cut into equally long parts that take turns: ``block`` samples of the first
     lane, then of the second, and so on. If ``lanes`` is the number of processes times their workers, and ``block`` is

@@ -36,8 +36,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
     sample, be split over any number of processes, and be shuffled differently in each epoch. Pass it to a
     ``KeyedDataLoader`` with ``shuffle=True``.
 
-    For training it has a ``default_order``, a ``ShardOrder``: the shards come in random order, and their samples are
-    shuffled within windows, so that only a few files are read at a time. The order is the same on any number of
+    For training it has a ``default_order``, a ``ShardOrder``. The shards then come in random order, and their samples
+    are shuffled within windows, so that only a few files are read at a time. The order is the same on any number of
     processes and with any number of workers, and a resumed run opens only the files that it needs next.
 
     The files must not change while the dataset is in use; a changed file is an error. Each process keeps a few files
@@ -190,7 +190,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
     def locate(self, index: int) -> tuple[int, int]:
         r"""Return the shard of a sample, and the place of the sample in it, both counted from 0.
 
-        You call it to find a bad sample: ``data.paths[shard]`` is its file. Nothing is read.
+        You call it to find a bad sample, whose file is ``data.paths[shard]``. Nothing is read.
 
         Args:
             index: The index of the sample in the dataset. A negative index counts from the end.

@@ -122,7 +122,7 @@ class Curriculum(Order):
             0 under ``"first"``, as a tensor, and ``"shuffle"``.
 
         Raises:
-            TypeError: The function has returned neither integers nor booleans in one dimension.
+            TypeError: The function has not returned numbers in one dimension.
 
         Example:
             >>> from pa_data.orders import Curriculum

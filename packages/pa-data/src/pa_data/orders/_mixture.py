@@ -32,9 +32,9 @@ class Mixture(ConcatDataset[_SampleT_co]):
 
     Use it to train on datasets of very different sizes, or with chosen proportions. As a dataset, it is the
     concatenation of the datasets, which is right for an evaluation. For training it has a ``default_order``, which a
-    ``KeyedDataLoader`` with ``shuffle=True`` uses: each epoch has a fixed number of samples of each dataset, spread
-    evenly over the epoch. Each dataset is visited in shuffled passes that continue from one epoch to the next, so all
-    samples of a dataset are visited before any of them returns, even if its share is small.
+    ``KeyedDataLoader`` with ``shuffle=True`` uses. In this order, each epoch has a fixed number of samples of each
+    dataset, spread evenly over the epoch. Each dataset is visited in shuffled passes that continue from one epoch to
+    the next, so all samples of a dataset are visited before any of them returns, even if its share is small.
 
     A sample that appears several times in an epoch gets different random augmentation each time. Batches contain
     samples of all datasets, so all samples must have the same structure.

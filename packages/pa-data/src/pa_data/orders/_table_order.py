@@ -29,7 +29,7 @@ class TableOrder(Order):
     are its ``parameters``, unless you override that method.
 
     The table must depend only on the arguments, the parameters, and the global random number generators of Python,
-    NumPy and torch. These are seeded from the seed and the epoch before the call, and restored afterwards:
+    NumPy and torch. These are seeded from the seed and the epoch before the call, and restored afterwards. So
     ``torch.randperm(num_samples)`` gives each epoch its own permutation, which is the same on every process and after a
     resume. The numbers of an unseeded ``numpy.random.default_rng()`` differ between processes.
 

@@ -102,8 +102,8 @@ class TokenBudget(Order):
     def num_batches(self) -> int:
         """The number of batches of every epoch, over all processes, an integer.
 
-        On several processes, an epoch has this number divided by their number, rounded up, as steps. The first use
-        sorts the samples into buckets.
+        On several processes, the number of steps of an epoch is this number divided by the number of processes, rounded
+        up. The first use sorts the samples into buckets, which takes some time for a large dataset.
         """
         return len(self._layout.batch_ends)
 
