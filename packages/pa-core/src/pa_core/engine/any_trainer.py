@@ -2055,8 +2055,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 CallbackLike: TypeAlias = TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]
 """The type of the items of ``callbacks``: a callback, or a class that the trainer constructs without arguments.
 
-Use it in annotations of functions that pass callbacks to a trainer. ``def add(callbacks: list[CallbackLike])``
-accepts ``[MyCallback(3), TerminateOnNaNCallback]``.
+Use it in annotations: ``def add(callbacks: list[CallbackLike])`` accepts ``[MyCallback(3), TerminateOnNaNCallback]``.
 """
 
 EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
