@@ -51,7 +51,9 @@ class TinyClassifier(nn.Module):
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of a batch; call the model itself, ``model(inputs)``.
+        """Return the logits of a batch.
+
+        Call the model itself, ``model(inputs)``, as the example of `TinyClassifier` does.
 
         Args:
             inputs: A float tensor of shape ``(batch, num_features)``.

@@ -547,7 +547,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         ``init`` has seeded the global generators of Python, NumPy and torch with it.
 
         Returns:
-            The seed, an int from 0 to 2**32 - 1, the same on all processes.
+            The seed, an int from 0 to ``2**32 - 1``, the same on all processes.
 
         Raises:
             InternalException: No seed was passed.

@@ -63,7 +63,7 @@ def init(
             ``context.get_latest_checkpoint()``.
         tensorboard_path: The folder for TensorBoard; by default a new folder below ``runs``.
         seed: Seeds Python, NumPy and torch with the same value in all processes, and makes order and draws of the
-            samples the same in each training. From 0 to 2**32 - 1. By default, nothing is seeded.
+            samples the same in each training. From 0 to ``2**32 - 1``. By default, nothing is seeded.
         metric: The validation metric that the checkpoint policy "best" compares. By default, it is read from
             ``exp_conf``; without a metric, each validation counts as the best.
         smaller_is_better: Whether smaller values of the metric are better. The default is the value in ``exp_conf``, or

@@ -95,6 +95,9 @@ class LRScheduler:
         """Return the state of the scheduler, as its own ``state_dict`` does.
 
         ``fit`` calls it when it saves a checkpoint; you need not call it yourself.
+
+        Returns:
+            A dictionary for ``load_state_dict``; its keys depend on the class of the scheduler.
         """
         return self.scheduler.state_dict()
 

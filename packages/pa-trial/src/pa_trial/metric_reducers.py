@@ -88,7 +88,8 @@ class CallableReducer(MetricReducer):
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
         """Return the result of the function for the values of all processes.
 
-        ``fit`` calls it on each process after ``per_slot_reduce``; you need not call it yourself.
+        ``fit`` calls it on each process after ``per_slot_reduce``; you need not call it yourself. The example of
+        `CallableReducer` calls it.
 
         Args:
             per_slot_metrics: The values of each process, in the order of the ranks. The function is passed them in

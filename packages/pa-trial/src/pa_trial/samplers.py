@@ -249,7 +249,7 @@ class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
 
     Args:
         sampler: The sampler to shuffle; it must have an end.
-        seed: Decides the orders of all iterations, from 0 to 2**32 - 1. Pass the same seed on all processes.
+        seed: Decides the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all processes.
 
     Attributes:
         sampler: As passed.
@@ -283,7 +283,7 @@ class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor, ReproducibleShuffleS
 
     Args:
         batch_sampler: The batch sampler to shuffle; each batch stays as it is. It must have an end.
-        seed: Decides the orders of all iterations, from 0 to 2**32 - 1. Pass the same seed on all processes.
+        seed: Decides the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all processes.
 
     Attributes:
         batch_sampler: As passed.

@@ -150,6 +150,20 @@ class Exchange(Protocol):
             overlaps: Whether each batch has a single backward pass, so that a gradient is complete as soon as autograd
                 has computed it and may be sent during the pass. False if a script calls ``backward`` itself, because a
                 parameter may then get gradients from several passes. It is always False in a ``Run``.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class SendInHooks(Alone):
+            ...     handles = []
+            ...     def add(self, part, called, *, overlaps):
+            ...         for parameter in part.parameters():
+            ...             if parameter.requires_grad and part.is_plain(parameter):
+            ...                 self.handles.append(parameter.register_post_accumulate_grad_hook(self.send))
+            ...     def close(self):
+            ...         while self.handles:
+            ...             self.handles.pop().remove()
+            ...     def send(self, parameter):
+            ...         ...  # begin to send parameter.grad
         """
         ...
 
@@ -171,6 +185,14 @@ class Exchange(Protocol):
 
         Args:
             models: Returns all models of the run, by name; call it if you need their parameters or buffers.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class KnowBuffers(Alone):
+            ...     def start_epoch(self, models):
+            ...         self.buffers = [buffer for model in models().values() for buffer in model.buffers()]
+            ...     def end_epoch(self):
+            ...         self.buffers = []
         """
         ...
 
@@ -191,6 +213,17 @@ class Exchange(Protocol):
         Args:
             place: The place of the batch in its update. If ``place.is_empty``, this process has no sample in the batch,
                 but still calls this method and must take part in the communication.
+
+        Example:
+            >>> import torch.distributed as dist
+            >>> from pa_core.engine.exchange import Alone
+            >>> class ShareBuffers(Alone):
+            ...     def start_epoch(self, models):
+            ...         self.buffers = [buffer for model in models().values() for buffer in model.buffers()]
+            ...     def start_batch(self, place):
+            ...         if place.starts_group:
+            ...             for buffer in self.buffers:
+            ...                 dist.broadcast(buffer, src=0)
         """
         ...
 
@@ -206,6 +239,15 @@ class Exchange(Protocol):
             part: The part whose gradients the pass computes.
             overlaps: Whether every process has a backward pass in this batch. If False, do not wait for other processes
                 during the pass, because a process without a sample has no pass; send everything in `finish`.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class SendInHooks(Alone):  # the hooks read this attribute
+            ...     sends = False
+            ...     def start_last_pass(self, part, *, overlaps):
+            ...         self.sends = overlaps
+            ...     def end_update(self):
+            ...         self.sends = False
         """
         ...
 
@@ -231,6 +273,24 @@ class Exchange(Protocol):
         Returns:
             The five sums, a tensor of shape ``(5,)`` on the device of the run. Return None only on a single process,
             which then acts on its own flags.
+
+        Example:
+            >>> import torch
+            >>> import torch.distributed as dist
+            >>> from pa_core.engine.exchange import Alone
+            >>> class AllReduced(Alone):
+            ...     def __init__(self):
+            ...         self.num_averaged = dist.get_world_size()
+            ...     def finish(self, part, flags):
+            ...         for parameter in part.parameters():
+            ...             if parameter.requires_grad and part.is_plain(parameter):
+            ...                 if parameter.grad is None:
+            ...                     parameter.grad = torch.zeros_like(parameter)
+            ...                 dist.all_reduce(parameter.grad)
+            ...                 parameter.grad /= self.num_averaged
+            ...         sums = torch.tensor(flags(), dtype=torch.float32, device=parameter.device)
+            ...         dist.all_reduce(sums)
+            ...         return sums
         """
         ...
 
@@ -243,6 +303,18 @@ class Exchange(Protocol):
 
         Args:
             part: The part that was stepped.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class SendInHooks(Alone):  # the hooks send gradients of these parts only
+            ...     sent = set()
+            ...     def start_last_pass(self, part, *, overlaps):
+            ...         if overlaps:
+            ...             self.sent.add(part)
+            ...     def end_step(self, part):
+            ...         self.sent.discard(part)
+            ...     def end_update(self):
+            ...         self.sent.clear()
         """
         ...
 
@@ -276,6 +348,13 @@ class Exchange(Protocol):
 
         Args:
             part: The trained part.
+
+        Example:
+            >>> from pa_core import UnsupportedConfigurationError
+            >>> from pa_core.engine.exchange import Alone
+            >>> class AveragedLate(Alone):
+            ...     def average_each_pass(self, part):
+            ...         raise UnsupportedConfigurationError("Do not override _run_train_epoch.")
         """
         ...
 
@@ -292,6 +371,16 @@ class Exchange(Protocol):
         Returns:
             True if gradients of the update were moved out of ``parameter.grad``. An exchange that leaves gradients
             there until `finish` returns False.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class Collected(Alone):
+            ...     def __init__(self):
+            ...         self.collected = {}  # the gradients of earlier batches, by their part
+            ...     def holds_gradients(self, part):
+            ...         return bool(self.collected.get(part))
+            >>> Collected().holds_gradients(part=None)
+            False
         """
         ...
 
@@ -307,6 +396,14 @@ class Exchange(Protocol):
 
         Raises:
             ConfigurationError: The step ran its own backward pass.
+
+        Example:
+            >>> from pa_core import ConfigurationError
+            >>> from pa_core.engine.exchange import Alone
+            >>> class Strict(Alone):
+            ...     def require_no_gradients(self, part):
+            ...         if part.has_gradients():
+            ...             raise ConfigurationError("Do not call loss.backward() in a step.")
         """
         ...
 
@@ -322,6 +419,22 @@ class Exchange(Protocol):
         Returns:
             A context manager. On entering, it seeds the random number generators for the batch; on leaving, it restores
             the buffers of the models.
+
+        Example:
+            >>> from contextlib import contextmanager
+            >>> import torch
+            >>> from pa_core.engine.exchange import Alone
+            >>> class Exact(Alone):
+            ...     is_exact = True
+            ...     def start_epoch(self, models):
+            ...         self.buffers = [buffer for model in models().values() for buffer in model.buffers()]
+            ...     @contextmanager
+            ...     def repeating(self, place):
+            ...         before = [buffer.clone() for buffer in self.buffers]
+            ...         torch.manual_seed(place.micro_batch or 0)
+            ...         yield
+            ...         for buffer, value in zip(self.buffers, before):
+            ...             buffer.copy_(value)
         """
         ...
 
@@ -343,6 +456,17 @@ class Exchange(Protocol):
 
         Raises:
             ConfigurationError: `is_exact` is True, and the batches of this loader cannot be divided by position.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.engine.exchange import Alone
+            >>> class Seeded(Alone):
+            ...     def batches_to_evaluate(self, loader, batches, *, is_trial):
+            ...         for step, batch in enumerate(batches):
+            ...             torch.manual_seed(step)
+            ...             yield batch
+            >>> list(Seeded().batches_to_evaluate(None, ["first", "second"], is_trial=False))
+            ['first', 'second']
         """
         ...
 
@@ -355,6 +479,18 @@ class Exchange(Protocol):
 
         Args:
             loader: The evaluation loader that `batches_to_evaluate` was called with.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class Divided(Alone):  # each process evaluates every other batch
+            ...     def __init__(self, rank, num_processes):
+            ...         self.rank, self.num_processes = rank, num_processes
+            ...     def batches_to_evaluate(self, loader, batches, *, is_trial):
+            ...         return list(batches)[self.rank :: self.num_processes]
+            ...     def has_fewer_batches(self, loader):
+            ...         return 0 < len(loader) % self.num_processes <= self.rank
+            >>> Divided(rank=1, num_processes=2).has_fewer_batches(["first", "second", "third"])
+            True
         """
         ...
 
@@ -402,7 +538,8 @@ class Alone:
         """Do nothing when a training run begins.
 
         The run calls this once for each part, after its modules were placed on the device. Override it to create
-        communication buffers or to register hooks, and remove these in ``close``.
+        communication buffers or to register hooks, and remove these in ``close``. The example of `Exchange.add`
+        overrides it.
 
         Args:
             part: The modules to train (``part.modules``), with their optimizers.
@@ -421,7 +558,8 @@ class Alone:
         """Do nothing when the training of an epoch begins.
 
         The run calls this after the callbacks' ``on_train_epoch_start``. Override it if your exchange keeps lists of
-        parameters or buffers, which callbacks may have changed there.
+        parameters or buffers, which callbacks may have changed there. The example of `Exchange.start_epoch` overrides
+        it.
 
         Args:
             models: Returns all models of the run, by name.
@@ -438,7 +576,8 @@ class Alone:
         """Do nothing before the forward pass of a batch.
 
         The run calls this for each batch of an update, on every process. Override it, for example, to send the buffers
-        of the first process to all others in the first batch of an update.
+        of the first process to all others in the first batch of an update. The example of `Exchange.start_batch`
+        overrides it.
 
         Args:
             place: The place of the batch in its update: ``place.starts_group`` is True for its first batch, and
@@ -449,7 +588,8 @@ class Alone:
         """Do nothing before the backward pass of the last batch of an update.
 
         The run calls this after the forward pass of that batch. Override it to send gradients during the backward pass,
-        for example from hooks. Without an override, ``finish`` sends all gradients after the pass.
+        for example from hooks. Without an override, ``finish`` sends all gradients after the pass. The example of
+        `Exchange.start_last_pass` overrides it.
 
         Args:
             part: The part whose gradients the pass computes.
@@ -462,7 +602,8 @@ class Alone:
 
         The run calls this after the last backward pass of an update and before the optimizer step. Override it for
         several processes: replace ``parameter.grad`` of each of ``part.parameters()`` with its mean over the processes
-        (None counts as zero), and add up the flags. `Exchange` has an example.
+        (None counts as zero), and add up the flags. `Exchange` has an example. The example of `Exchange.finish`
+        overrides it.
 
         Args:
             part: The trained part.
@@ -478,7 +619,8 @@ class Alone:
         """Do nothing after the optimizer step of one of several parts.
 
         A ``Run`` with several optimizers calls this after each step; other runs call only ``end_update``. Override it
-        if your exchange sends gradients in hooks, which must ignore this part for the rest of the update.
+        if your exchange sends gradients in hooks, which must ignore this part for the rest of the update. The example
+        of `Exchange.end_step` overrides it.
 
         Args:
             part: The part whose optimizer was stepped.
@@ -508,7 +650,7 @@ class Alone:
 
         The trainer calls this once, after ``add``. Such a loop does not call ``finish``. So for several processes,
         override this method to average gradients at the end of each backward pass, for example in hooks, or to raise an
-        error.
+        error. The example of `Exchange.average_each_pass` overrides it.
 
         Args:
             part: The trained part.
@@ -518,7 +660,7 @@ class Alone:
         """Return False, because all gradients of the update are in ``parameter.grad``.
 
         The run calls this to find out whether a script has called ``backward``. Override it if your exchange moves
-        gradients elsewhere before ``finish``.
+        gradients elsewhere before ``finish``. The example of `Exchange.holds_gradients` overrides it.
 
         Args:
             part: The trained part.
@@ -529,7 +671,8 @@ class Alone:
         """Do nothing, because gradients from a step's own backward pass are added to the update as well.
 
         A trainer calls this in its first updates, after ``calculate_train_batch_loss``. Override it to raise a
-        ``ConfigurationError`` if ``part.has_gradients()`` and your exchange would lose or scale such gradients.
+        ``ConfigurationError`` if ``part.has_gradients()`` and your exchange would lose or scale such gradients. The
+        example of `Exchange.require_no_gradients` overrides it.
 
         Args:
             part: The trained part.
@@ -539,7 +682,8 @@ class Alone:
         """Return a context that does nothing.
 
         A run calls this only for an exchange whose ``is_exact`` is True, to compute its first batch several times.
-        Override it there: seed the random numbers on entering, and restore the buffers of the models on leaving.
+        Override it there: seed the random numbers on entering, and restore the buffers of the models on leaving. The
+        example of `Exchange.repeating` overrides it.
 
         Args:
             place: The place of the batch in its update.
@@ -550,7 +694,7 @@ class Alone:
         """Return the batches of an evaluation unchanged.
 
         The run calls this once for each evaluation, and computes each batch as soon as it is yielded. Override it with
-        a generator to act before or after each batch.
+        a generator to act before or after each batch. The example of `Exchange.batches_to_evaluate` overrides it.
 
         Args:
             loader: The loader of the batches.
@@ -567,7 +711,7 @@ class Alone:
         """Return False, because all processes have the same number of batches in an evaluation.
 
         The run calls this after the last batch of this process. Override it only if your exchange divides batches
-        itself.
+        itself. The example of `Exchange.has_fewer_batches` overrides it.
 
         Args:
             loader: The evaluation loader.
@@ -664,7 +808,8 @@ class Averaged(Alone):
     def close(self) -> None:
         """Remove all hooks from modules, and forget all parts.
 
-        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards.
+        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards. An
+        override has to call ``super().close()``.
         """
         for exchange in self._exchanges.values():
             exchange.close()
@@ -675,7 +820,8 @@ class Averaged(Alone):
         """Forget an unfinished update, and find the buffers of the models again.
 
         The run calls this before the first batch of each epoch, after the callbacks' ``on_train_epoch_start``, which
-        may have added layers. Buffers are found only if ``shares_buffers`` is True.
+        may have added layers. Buffers are found only if ``shares_buffers`` is True. An override has to call
+        ``super().start_epoch(...)``.
 
         Args:
             models: Returns all models of the run, by name.
@@ -688,7 +834,8 @@ class Averaged(Alone):
     def end_epoch(self) -> None:
         """Stop sharing buffers until the next epoch.
 
-        The run calls this after the last update of an epoch, before its evaluation.
+        The run calls this after the last update of an epoch, before its evaluation. An override has to call
+        ``super().end_epoch()``.
         """
         self._buffers = None
 
@@ -697,7 +844,7 @@ class Averaged(Alone):
         """Copy the buffers of the first process to all others in the first batch of each update.
 
         The run calls this on every process before each forward pass. Nothing is sent in other batches, or if
-        ``shares_buffers`` is False.
+        ``shares_buffers`` is False. An override has to call ``super().start_batch(...)``.
 
         Args:
             place: The place of the batch in its update; only ``place.starts_group`` is used.
@@ -710,7 +857,7 @@ class Averaged(Alone):
         """Begin to send gradients as soon as the backward pass computes them.
 
         The run calls this after the forward pass of the last batch of an update. A second call before ``finish`` has no
-        effect.
+        effect. An override has to call ``super().start_last_pass(...)``.
 
         Args:
             part: The part whose gradients the pass computes.
@@ -724,7 +871,8 @@ class Averaged(Alone):
         """Send the remaining gradients, wait for the means, and set the means as ``parameter.grad``.
 
         The run calls this on every process after the last backward pass of an update and before the optimizer step. The
-        first updates also compare weights or optimizer settings between the processes.
+        first updates also compare weights or optimizer settings between the processes. An override has to call
+        ``super().finish(...)``.
 
         Args:
             part: The trained part.
@@ -750,7 +898,7 @@ class Averaged(Alone):
         """Stop exchanging the gradients of a part until the next update.
 
         A ``Run`` with several optimizers calls this after each optimizer step, because backward passes of other parts
-        may follow.
+        may follow. An override has to call ``super().end_step(...)``.
 
         Args:
             part: The part whose optimizer was stepped.
@@ -762,7 +910,7 @@ class Averaged(Alone):
         """Drop an update that is not made, and stop exchanging gradients until the next update.
 
         The run calls this on every process if a process requested a stop or the script left the update. The gradients
-        of the dropped update are not sent.
+        of the dropped update are not sent. An override has to call ``super().drop_update()``.
         """
         for exchange in self._exchanges.values():
             exchange.end_update()
@@ -771,7 +919,8 @@ class Averaged(Alone):
     def end_update(self) -> int | None:
         """Stop exchanging the gradients of all parts until the next update.
 
-        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``.
+        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``. An override has
+        to call ``super().end_update()``.
 
         Returns:
             None, so that values which are logged after the update are weighted by the number of samples in the last
@@ -786,7 +935,8 @@ class Averaged(Alone):
         """Average gradients at the end of each backward pass from now on, until ``close``.
 
         A trainer calls this once after ``add`` if it overrides ``_run_train_epoch`` with its own loop, which does not
-        call ``finish``. Every process then has to run equally many backward passes.
+        call ``finish``. Every process then has to run equally many backward passes. An override has to call
+        ``super().average_each_pass(...)``.
 
         Args:
             part: The trained part.
@@ -866,7 +1016,8 @@ class Tree(Alone):
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Begin to add up the gradients of a part, and to average the buffers of all called modules.
 
-        The run calls this once for each part, before its first epoch. It registers hooks, which ``close`` removes.
+        The run calls this once for each part, before its first epoch. It registers hooks, which ``close`` removes. An
+        override has to call ``super().add(...)``.
 
         Args:
             part: The modules to train, with their optimizers.
@@ -880,7 +1031,8 @@ class Tree(Alone):
     def close(self) -> None:
         """Remove all hooks from modules, and forget all parts.
 
-        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards.
+        The run calls this at its end, even after an exception. The exchange can be used for another run afterwards. An
+        override has to call ``super().close()``.
         """
         for tree in self._trees.values():
             tree.close()
@@ -891,7 +1043,7 @@ class Tree(Alone):
         """Find the parameters and buffers again, and forget an unfinished update.
 
         The run calls this before the first batch of each epoch, after the callbacks' ``on_train_epoch_start``, which
-        may have added layers.
+        may have added layers. An override has to call ``super().start_epoch(...)``.
 
         Args:
             models: Not used, because ``add`` was passed the modules.
@@ -904,7 +1056,8 @@ class Tree(Alone):
     def end_epoch(self) -> None:
         """Drop an unfinished update, and restore the buffers from before it.
 
-        The run calls this after the last update of an epoch, before its evaluation.
+        The run calls this after the last update of an epoch, before its evaluation. An override has to call
+        ``super().end_epoch()``.
         """
         self.drop_update()
 
@@ -912,7 +1065,8 @@ class Tree(Alone):
     def start_batch(self, place: BatchPlace) -> None:
         """Collect the gradients of the previous batch, seed the random numbers of this batch, and restore the buffers.
 
-        The run calls this on every process before each forward pass.
+        The run calls this on every process before each forward pass. An override has to call
+        ``super().start_batch(...)``.
 
         Args:
             place: The place of the batch in its update. Its ``micro_batch`` decides the random numbers and the position
@@ -942,7 +1096,8 @@ class Tree(Alone):
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Set the sums of the gradients as ``parameter.grad``, and the means of the buffers over the micro-batches.
 
-        The run calls this on every process after the last backward pass of an update and before the optimizer step.
+        The run calls this on every process after the last backward pass of an update and before the optimizer step. An
+        override has to call ``super().finish(...)``.
 
         Args:
             part: The trained part.
@@ -962,7 +1117,8 @@ class Tree(Alone):
     def end_step(self, part: Part) -> None:
         """Keep the averaged buffers after the optimizer step of a part.
 
-        A ``Run`` with several optimizers calls this after each optimizer step.
+        A ``Run`` with several optimizers calls this after each optimizer step. An override has to call
+        ``super().end_step(...)``.
 
         Args:
             part: The part whose optimizer was stepped.
@@ -973,7 +1129,8 @@ class Tree(Alone):
     def end_update(self) -> int | None:
         """Keep the averaged buffers, and seed the random numbers that callbacks draw between two updates.
 
-        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``.
+        The run calls this after the optimizer steps, before the callbacks' ``on_optimizer_step_end``. An override has
+        to call ``super().end_update()``.
 
         Returns:
             The number of samples of the update on the first process, and 0 on the others. So values that are logged
@@ -989,7 +1146,7 @@ class Tree(Alone):
         """Forget the collected gradients of an update that is not made, and restore the buffers from before it.
 
         The run calls this if a process requested a stop or the script left the update, and once at the end of each
-        training run.
+        training run. An override has to call ``super().drop_update()``.
         """
         self._place_of_batch = None
         for tree in self._trees.values():
@@ -1000,7 +1157,7 @@ class Tree(Alone):
         """Return whether the tree has collected gradients of earlier batches of the update.
 
         The run calls this to find out whether a script has called ``backward``. Collected gradients are no longer in
-        ``parameter.grad``, until ``finish`` sets their sums.
+        ``parameter.grad``, until ``finish`` sets their sums. An override has to call ``super().holds_gradients(...)``.
 
         Args:
             part: The trained part.
@@ -1012,7 +1169,7 @@ class Tree(Alone):
         """Raise an error if a step has run its own backward pass, whose gradients the tree would scale a second time.
 
         A trainer calls this in its first updates, after ``calculate_train_batch_loss`` and before its own backward
-        pass.
+        pass. An override has to call ``super().require_no_gradients(...)``.
 
         Args:
             part: The trained part.
@@ -1029,7 +1186,7 @@ class Tree(Alone):
         """Return a context that begins with the random numbers of a batch, and restores the buffers at its end.
 
         The run computes its first batch several times in such contexts, to check that the step depends on nothing but
-        its batch.
+        its batch. An override has to call ``super().repeating(...)``.
 
         Args:
             place: The place of the batch in its update; ``place.micro_batch`` decides the random numbers.
@@ -1046,7 +1203,7 @@ class Tree(Alone):
         """Yield the batches of an evaluation, each with random numbers from its position and with the same buffers.
 
         The run calls this once for each evaluation, and computes each batch as soon as it is yielded. So results do not
-        depend on the process that computes a batch.
+        depend on the process that computes a batch. An override has to call ``super().batches_to_evaluate(...)``.
 
         Args:
             loader: The loader of the batches, which has to make its batches by position, as loaders of the run's
@@ -1078,7 +1235,7 @@ class Tree(Alone):
 
         The run calls this after the last batch of this process, which then takes part in the exchange of a preemption
         request in place of the missing batch. Samples are divided by position, so the last step may not have enough
-        samples for all processes.
+        samples for all processes. An override has to call ``super().has_fewer_batches(...)``.
 
         Args:
             loader: The evaluation loader.

@@ -106,7 +106,7 @@ class Part:
         """Begin to train modules, which are already on the device.
 
         The run calls this before it passes the part to the exchange's ``add``; exchanges do not call it. It sets
-        ``modules``, ``is_split`` and ``is_sharded``.
+        ``modules``, ``is_split`` and ``is_sharded``. The example of `Part` calls it.
 
         Args:
             modules: The trained modules by name. Wrappers such as ``DistributedDataParallel`` and ``torch.compile`` are
@@ -122,9 +122,9 @@ class Part:
     def is_plain(self, parameter: nn.Parameter) -> bool:
         """Return whether the exchange has to exchange the gradient of a parameter.
 
-        Call it in an exchange for each parameter. False for parameters of modules to which ``fully_shard`` was applied,
-        because ``fully_shard`` exchanges their gradients itself; True for all others, and for all parameters without
-        ``fully_shard``.
+        Call it in an exchange for each parameter; the example of `Part` calls it. False for parameters of modules to
+        which ``fully_shard`` was applied, because ``fully_shard`` exchanges their gradients itself; True for all
+        others, and for all parameters without ``fully_shard``.
 
         Args:
             parameter: A parameter of the modules.
@@ -142,14 +142,19 @@ class Part:
     def passing(self, *, ends_update: bool, adds_nothing: bool) -> Generator[None]:
         """Return the context of a backward pass.
 
-        The run enters it around each backward pass of a sharded module, and of a batch without items; exchanges do not
-        call it.
+        The run enters it around each backward pass of a sharded module, and of a batch without items (for example
+        tokens); exchanges do not call it.
 
         Args:
             ends_update: Whether the batch is the last of its update, so that gradients are exchanged. Otherwise
                 ``fully_shard`` keeps them on this process.
             adds_nothing: Whether the loss is a mean over no items. The gradients of such a loss are NaN, and are
                 replaced with zero. The backward pass still runs, because other processes may communicate during theirs.
+
+        Example::
+
+            with part.passing(ends_update=True, adds_nothing=False):
+                loss.backward()
         """
         hooks = list[RemovableHandle]()
         with ExitStack() as contexts:
@@ -189,14 +194,20 @@ class Part:
     def graph_tensors(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the tensors that stand for parameters in the graph of a loss.
 
-        Without ``fully_shard`` these are the parameters themselves. A forward pass of a sharded module computes with
-        gathered copies of its parameters, so a hook or ``torch.autograd.grad`` needs the copies.
+        A forward pass of a sharded module computes with gathered copies of its parameters, so ``torch.autograd.grad``
+        needs the copies. Without ``fully_shard``, parameters stand for themselves. Call it between the forward and the
+        backward pass.
 
         Args:
             parameters: Parameters of the modules.
 
         Returns:
-            The tensors. Without ``fully_shard``, the argument itself.
+            The tensors, in the order of the parameters. Without ``fully_shard``, the argument itself.
+
+        Example::
+
+            tensors = part.graph_tensors(list(part.parameters()))
+            gradients = torch.autograd.grad(loss, tensors, retain_graph=True)
         """
         return parameters if self._sharded is None else self._sharded.unsharded(parameters)
 
@@ -220,8 +231,11 @@ class Part:
     def parameters(self) -> Iterator[Tensor]:
         """Iterate over the parameters of all optimizers of the part, frozen parameters included.
 
-        Use it in an exchange's ``finish`` to set ``parameter.grad``; the example of `Exchange` does so. Other
+        Use it in an exchange's ``finish`` to set ``parameter.grad``; the examples of `Part` and `Exchange` do so. Other
         parameters of the modules may have gradients too, but no optimizer steps them, so they need not be exchanged.
+
+        Returns:
+            An iterator over tensors, in the order of the optimizers and of their parameter groups.
         """
         for optimizer in self.optimizers.values():
             yield from parameters_of(optimizer)

@@ -107,6 +107,13 @@ class RunClock:
 
         Raises:
             KeyError: A reading is missing; nothing is changed.
+
+        Example:
+            >>> from pa_core.tracking import RunClock
+            >>> clock = RunClock()
+            >>> clock.load_state_dict({"epoch": 2, "update": 10, "samples": 320, "seconds": 1.5})
+            >>> clock
+            RunClock(epoch=2, update=10, samples=320)
         """
         epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
         self._seconds_before = float(state_dict["seconds"])
