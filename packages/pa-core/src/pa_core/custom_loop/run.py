@@ -76,10 +76,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 for inputs, targets in run.evaluation_batches(eval_dataset):
                     run.log("loss", loss_func(model(inputs), targets))
 
-    ``batches()``, ``backward()`` and ``step()`` are the same loop without an ``Update`` object. ``updates()`` outside
-    of ``epochs()`` iterates over all epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)``
-    iterate over batches that your loop makes: the chunks of a sequence, a rollout, samples of a replay buffer. The
-    models are not wrapped, even on several processes, so call them directly.
+    A run is entered once, as a ``with`` block, on every process; an accumulation group is the batches whose gradients
+    make an optimizer update. ``batches()``, ``backward()`` and ``step()`` are the same loop without an ``Update``
+    object. ``updates()`` outside of ``epochs()`` iterates over all epochs. In the body of a batch, ``updates(batches)``
+    and ``batches(batches)`` iterate over batches that your loop makes: the chunks of a sequence, a rollout, samples of
+    a replay buffer. The models are not wrapped, even on several processes, so call them directly.
 
     Callbacks get the run as their trainer. These are the events of a run:
 
@@ -94,13 +95,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
       the events of a step for each batch that has samples.
     - ``on_training_run_epoch_end``: after the body of an epoch.
-    - ``on_training_state_request``, ``on_preemption``, ``on_training_state_save``, ``on_train_steps_skipped``:
-      as in ``Trainer.train``.
+    - ``on_training_state_request``, ``on_preemption``: after the body of an update, if a state or a preemption was
+      requested.
+    - ``on_training_state_save``: before a training state is captured.
+    - ``on_train_steps_skipped``: a resumed run skips the batches that were trained before the interruption.
     - ``on_training_run_end``, ``on_stop_training_error``, ``on_exception``: the block ends.
 
     Args:
-        model: The module to train, or several modules by name: ``{"generator": generator, "discriminator":
-            discriminator}``.
+        model: The module to train, or several modules by name:
+            ``{"generator": generator, "discriminator": discriminator}``.
         optimizer: The optimizer of the model. With several models, an optimizer of all their parameters, or optimizers
             by the names of the models that they train. Models without an optimizer are placed on the device and saved
             in training states. None with ``create_optimizer_fn``.
@@ -112,8 +115,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
             starts with the largest possible batches; if a batch does not fit into memory, the run ends with status 75,
             and the next start resumes with smaller batches.
-        gradient_accumulation_steps: The number of batches of one process in an update; the
-            default is 1. The last group of an epoch may be shorter.
+        gradient_accumulation_steps: The number of batches of one process in an update; the default is 1. The last group
+            of an epoch may be shorter.
         gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the default,
             does not clip.
         gradient_clip_norm: All gradients of an optimizer are scaled down together so that their norm is at most this.
@@ -121,40 +124,58 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
             ``functools.partial`` may be ``TrainerPlaceholderValues``. With several optimizers, pass functions by the
             names of the optimizers.
-        train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
-        collate_fn: A function that makes a batch of a list of samples, for all loaders.
+        train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader, which override
+            the defaults: shuffled, pinned where there is an accelerator. None, the default, overrides none.
+        collate_fn: A function that makes a batch of a list of samples, for all loaders. None, the default, stacks
+            tensors, as ``DataLoader`` does.
         callbacks: Callbacks, as classes or instances. The default is none, because your loop prints its own progress.
-        run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
-        resume_from: A training state, or a folder of states (the newest valid one is used), or a URL; see
-            ``Trainer.train``. The state is restored when the first loop of the block begins, so that you can register
-            further objects before it.
-        resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins a
-            new run.
-        resume_allow: Names of accepted differences from the saved run; see ``Trainer.train``.
+        run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
+        resume_from: A training state, or a folder of states (the newest valid state is used). Either can be a URL in an
+            object store, such as ``"s3://bucket/states"``. The state is restored when the first loop of the block
+            begins, so that you can register further objects before it. None, the default, begins a new run.
+        resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because a mistyped
+            path would begin again; ``"start"`` begins a new run, so that a job script can always pass both arguments.
+        resume_allow: Names of differences from the saved run to accept; without its name here, each raises an error,
+            because it changes the meaning of the run. The names are "samples_per_update", "dataset_length", "shuffle",
+            "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add "reproducible"
+            and "arithmetic".
         step_scheduler: When schedulers are stepped: after each ``"update"`` of their optimizer, the default, or after
             each ``"epoch"``.
-        watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after each
-            epoch.
+        watch_metric: The full name of the metric, for example "eval_loss_epoch", that schedulers such as
+            ``ReduceLROnPlateau`` are stepped with, after each epoch.
         mixed_precision: "no", "bf16" or "fp16". The default, None, is the launcher's setting.
         cpu: True trains on the CPU. The default, None, is the device that the script was launched on.
-        max_wait_seconds: The number of seconds that a process waits for another process; the default is 600. See
-            ``Trainer``.
+        max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
+            they are and exit. The default is 600, the same as NCCL's default timeout, which gives no diagnostics. None
+            leaves the timeout to the process group.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
             ``optimizer``. It is called once, when the block is entered, after the model was sharded, if you shard it. A
             single function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
             optimizer, pass functions by the names of the models.
-        order: Which samples an epoch visits, and when; see ``Trainer.train``.
+        order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses the
+            order of the dataset, if it has an order, and otherwise visits each sample once in a random order.
         max_updates_per_batch: The largest number of updates that the loop makes from each batch of ``train_dataset``,
             by ``updates(batches)``. Schedules and the length of the run are computed from it, and
             ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
             not call ``updates(batches)``.
-        samples_per_update: The number of samples of an update, on any number of processes; see ``Trainer.train``.
-        reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; see ``Trainer``.
+        samples_per_update: The number of samples of all processes in an optimizer update. Batches and accumulation are
+            computed from it, on any number of processes; ``per_device_batch_size`` is then the largest number of
+            samples that a process computes at a time. None, the default, is for updates of
+            ``gradient_accumulation_steps`` batches of each process.
+        reproducible: "any_processes" makes results bit-for-bit identical on any number of processes, and needs
+            ``samples_per_update``. None, the default, is faster: results on different numbers of processes are equal up
+            to rounding.
+
+    Attributes:
+        step_scheduler: The value that was passed.
+        watch_metric: The value that was passed.
 
     Raises:
         ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
         ConfigurationError: An argument cannot work, or the names of models, optimizers and functions differ; or both
             ``optimizer`` and ``create_optimizer_fn`` are passed.
+        UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
+        DataError: ``pa_data`` cannot use the dataset, the loader or the order; a ``ValueError``.
 
     Example:
         >>> import torch
@@ -280,38 +301,117 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The models by name, as they were passed; the name of a single model is "model"."""
+        """The models by name, as they were passed; the name of a single model is "model".
+
+        A mapping from names to modules, not wrapped and not compiled. It does not change.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> run = Run({"student": model}, optimizer, make_regression(16), num_epochs=1)
+            >>> list(run.models)
+            ['student']
+        """
         return self._given.models
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimizers by name; the name of a single optimizer is "optimizer".
 
-        The names are the names of their models if there are several. The optimizers of ``create_optimizer_fn`` exist
-        once the block is entered.
+        A mapping. If there are several, each has the name of the model that it trains. It is empty before the block is
+        entered if ``create_optimizer_fn`` creates them.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), make_regression(16), num_epochs=1)
+            >>> run.optimizers["optimizer"].param_groups[0]["lr"]
+            0.1
         """
         return self._given.optimizers
 
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
-        """The schedulers by the names of their optimizers; empty without schedulers and before the block is entered."""
+        """The schedulers by the names of their optimizers; the name of a single optimizer is "optimizer".
+
+        A mapping; empty without schedulers, and before the block is entered. ``named_schedulers()`` returns them by the
+        names in training states.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> run = Run(model, optimizer, make_regression(16), num_epochs=1)
+            >>> dict(run.schedulers)
+            {}
+        """
         return {name: scheduler for part in self._parts.values() for name, scheduler in part.schedulers.items()}
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
-        """Return the models by name, for callbacks; these are also their names in training states."""
+        """Return the models by name, for callbacks that change or save weights; ``models`` is the property.
+
+        Returns:
+            A new dictionary of all models of the run, trained or not; the name of a single model is "model". The names
+            are the names in training states.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), make_regression(16), num_epochs=1)
+            >>> run.named_models()["model"] is model
+            True
+        """
         return dict(self._given.models)
 
     @override
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers by name, for callbacks; these are also their names in training states."""
+        """Return the optimizers by name, for callbacks that read learning rates; ``optimizers`` is the property.
+
+        Returns:
+            A new dictionary; the name of a single optimizer is "optimizer", and several have the names of their models.
+            The names are the names in training states. It is empty before the block is entered if
+            ``create_optimizer_fn`` creates them.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), make_regression(16), num_epochs=1)
+            >>> list(run.named_optimizers())
+            ['optimizer']
+        """
         return dict(self._given.optimizers)
 
     @override
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers by name, for callbacks; these are also their names in training states.
 
-        The name of a single scheduler is "scheduler".
+        Returns:
+            A new dictionary; the name of a single scheduler is "scheduler", and several have the names of their models.
+            It is empty without schedulers, and before the block is entered.
+
+        Example:
+            >>> import torch
+            >>> from functools import partial
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=10)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=1, create_scheduler_fn=schedule) as run:
+            ...     list(run.named_schedulers())
+            ['scheduler']
         """
         return {self._given.name_of_scheduler(name): scheduler for name, scheduler in self.schedulers.items()}
 
@@ -320,12 +420,32 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @override
     @contextmanager
     def dry_run(self, *data: object) -> Generator[None]:
-        """Try the loop without effects: the block can be entered within the context, and again after it.
+        """Return a context that undoes all effects of the block within it, to try the loop before the run.
 
-        See ``AnyTrainer.dry_run``. Within the context a new run begins, even with ``resume_from``.
+        Enter the block of the run within the context, and again after it for the real run. Afterwards models,
+        optimizers, history, random numbers and all other objects that the loop reaches have the values from before;
+        objects that cannot be restored are named in a warning, and files that the loop writes stay. Within the context
+        a new run begins, even with ``resume_from``.
 
         Args:
-            *data: Further loaders that the loop uses, whose generators are restored.
+            *data: Further datasets and loaders that the loop uses, whose random generators are restored; the training
+                data is included anyway.
+
+        Returns:
+            A context manager for a ``with`` statement.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), make_regression(16), num_epochs=1)
+            >>> with run.dry_run(), run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         _ = run.step()
+            >>> run.num_updates_completed
+            0
         """
         with super().dry_run(*self._train_data.held, *data), self._given.dry_run():
             self._parts = self._given.make_parts(self._accelerator, self._session.exchange)
@@ -459,17 +579,20 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     # The loops
 
     def epochs(self) -> Iterator[int]:
-        """Iterate over the remaining epochs, by number from 0; the body iterates over the updates of the epoch.
+        """Iterate over the remaining epochs; the body iterates over the updates of the epoch.
 
-        Use it if the body has an evaluation after the updates; otherwise iterate over ``updates()`` alone. Code that
-        follows the updates belongs to the epoch. A ``break`` ends the run, which is then complete. A resumed run begins
-        with the epoch in which it was interrupted.
+        You call it in the block of the run, if the body has an evaluation after the updates; otherwise iterate over
+        ``updates()`` or ``batches()`` alone. Code that follows the updates belongs to the epoch. A ``break`` ends the
+        run, which is then complete. A resumed run begins with the epoch in which it was interrupted.
+
+        Yields:
+            The number of the epoch, from 0.
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or in the body of another loop of it, or after
                 a loop that has trained; or an epoch had no updates.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state.
+            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
 
         Example:
             >>> import torch
@@ -528,20 +651,26 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def updates(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Update[Any]]:
         """Iterate over the remaining updates of the epoch or, outside of ``epochs()``, of all epochs.
 
-        Between two updates, training states are saved and signals end the run: code that follows the step in the body
-        belongs to its update. A ``break`` ends the epoch.
+        You call it in the block of the run if an update has several batches or several steps; for a step after each
+        batch, ``batches()`` is shorter. Between two updates, training states are saved and signals end the run: code
+        that follows the step in the body belongs to its update. A ``break`` ends the epoch.
 
         With ``batches``, in the body of a batch of ``updates()``, iterate over updates of batches that your loop makes,
-        at most ``Run(max_updates_per_batch=...)`` of them. They end early with the last update of the run. States are
-        saved only after that body, because a state does not contain these batches. A ``break`` drops the gradients of
-        an update without a step, and the body continues.
+        for example the chunks of a sequence, at most ``Run(max_updates_per_batch=...)`` of them. They end early with
+        the last update of the run. States are saved only after that body, because a state does not contain these
+        batches. A ``break`` drops the gradients of an update without a step, and the body continues.
 
         Args:
             batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
                 A process that has fewer than the others, or none, gets padding batches with the weight 0: see
                 ``is_padding_batch``. Processes exchange their numbers of batches: once if ``batches`` has a length, and
-                otherwise, for example for a generator, before each update.
-            num_samples: The number of samples in each of ``batches``; None for the first dimension of the first tensor.
+                otherwise, for example for a generator, before each update. None, the default, uses the training
+                dataset.
+            num_samples: The number of samples in each of ``batches``, which is the weight of its loss; None, the
+                default, for the first dimension of the first tensor.
+
+        Yields:
+            An ``Update``, which is itself an iterable of its batches. Call its ``step`` in the body.
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or in the body of another loop over updates, or
@@ -549,7 +678,21 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 in the body of a batch, or it is between the backward pass of a batch and its step; or there are more
                 updates of a batch than ``max_updates_per_batch``.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state.
+            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for update in run.updates():
+            ...         for inputs, targets in update:  # two batches
+            ...             update.backward((model(inputs) - targets).square().mean())
+            ...         _ = update.step()
+            >>> run.num_updates_completed
+            2
         """
         self._require_training("updates()")
         if batches is not None:
@@ -652,18 +795,39 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     @overload
     def batches(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[_T]: ...
     def batches(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Any]:
-        """Iterate over the batches of ``updates()``, on the device; use it for loops without accumulation.
+        """Iterate over the batches of the remaining updates, on the device, for a loop with a step after each batch.
 
-        Call ``backward`` and ``step`` for each batch; ``Run`` has an example.
+        You call it in the block of the run, in the body of ``epochs()`` or alone for all epochs. Call ``backward`` and
+        ``step`` for each batch; with ``gradient_accumulation_steps``, ``step`` does nothing before the last batch of an
+        update. ``updates()`` has a loop for each update instead.
 
         Args:
-            batches: Batches that your loop makes; see ``updates``.
-            num_samples: The number of samples in each of ``batches``; see ``updates``.
+            batches: Batches that your loop makes, in the body of a batch: the chunks of a sequence or a rollout, at
+                most ``Run(max_updates_per_batch=...)`` updates of them. None, the default, uses the training dataset.
+            num_samples: The number of samples in each of ``batches``; None, the default, for the first dimension of the
+                first tensor.
+
+        Yields:
+            A batch as the loader makes it, on the device of this process.
 
         Raises:
-            ConfigurationError: As ``updates``.
+            ConfigurationError: The call is not in the block of the run, or in the body of another loop over batches, or
+                after a loop over all epochs that has trained; or an update was not stepped.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state.
+            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=2) as run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         _ = run.step()
+            >>> run.num_epochs_completed, run.num_updates_completed
+            (2, 4)
         """
         for update in self.updates() if batches is None else self.updates(batches, num_samples=num_samples):
             yield from update
@@ -671,33 +835,76 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
     ) -> None:
-        """Compute the gradients of a loss of the current batch; see ``Update.backward``.
+        """Compute the gradients of a loss of the current batch, and add them to the gradients of the update.
+
+        You call it for each batch, in place of ``loss.backward()``, on every process; several calls for a batch add up.
+        The sum is the gradient of the mean loss over all samples of the update, on all processes; gradients are
+        exchanged with the last batch of an update. ``Update.backward`` is the same method.
 
         Args:
-            loss: The mean loss over the samples of the batch, a tensor with one element.
-            model: With several optimizers, the name of the model whose gradients are computed.
+            loss: The mean loss over the samples of the batch, a tensor with one element and a graph.
+            model: With several optimizers, the name of the model whose gradients are computed. None, the default, is
+                for a single optimizer.
             num_items: The number of items in the batch of this process, if the loss is a mean over items other than
-                samples, for example tokens.
-            retain_graph: Whether to keep the graph for a further backward pass.
+                samples, for example tokens. None, the default, counts samples.
+            retain_graph: Whether to keep the graph for a further backward pass. False, the default, frees its memory.
 
         Raises:
-            ConfigurationError: As ``Update.backward``, or there is no update in progress.
+            ConfigurationError: There is no update or no batch, the model is unknown or has been stepped, or the loss is
+                not a single number with a graph.
+            BatchOutputError: ``num_items`` is not a whole number; only some calls of a run pass it; or two calls for a
+                batch pass different numbers.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=1) as run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         _ = run.step()
+            >>> len(run.run_history.get_metric_values("train_loss_epoch"))
+            1
         """
         update = self._require_update("backward(...)")
         update.backward(loss, model=model, num_items=num_items, retain_graph=retain_graph)
 
     def step(self, name: str | None = None) -> bool:
-        """Update the weights after the last batch of an update, and return whether it did; otherwise do nothing.
+        """Update the weights after the last batch of an update; after its other batches, do nothing.
+
+        You call it for each batch of ``batches()``, after ``backward``, on every process; with several optimizers, once
+        for each. It clips the gradients, steps the optimizer and its scheduler, and clears the gradients.
+        ``Update.step`` raises an error before the last batch instead.
 
         Args:
-            name: With several optimizers, the name of the optimizer to step.
+            name: With several optimizers, the name of the optimizer to step. None, the default, is for a single
+                optimizer.
 
         Returns:
-            Whether an update was made: False after other batches, and if gradients overflowed in fp16.
+            Whether an update was made: False after other batches than the last, and if gradients overflowed in fp16.
 
         Raises:
-            ConfigurationError: As ``Update.step``, or there is no update in progress.
-            StopTrainingError: A process requested the end of the run; no step was made.
+            ConfigurationError: There is no update, the last batch had no backward pass, the optimizer is unknown, it
+                was stepped already, or its parameters have no gradients.
+            StopTrainingError: A process requested the end of the run; no step was made. The block of the run catches
+                it.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for inputs, targets in run.batches():
+            ...         run.backward((model(inputs) - targets).square().mean())
+            ...         print(run.step())
+            False
+            True
+            False
+            True
         """
         update = self._require_update("step()")
         if name is not None and name not in self._parts:
@@ -707,16 +914,17 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def request_stop(self, reason: str = "The loop requested a stop.") -> None:
         """Request that all processes end the run before the next update, as if it were complete.
 
-        Use it to stop early for a reason that only your loop knows. A single process may make the request, which is
-        exchanged with the gradients: the update in progress is not made if you call this before its step; the next
-        update is not made if you call it later. On several accelerators the request is read two updates later, so that
-        no process waits for it.
+        You call it in the loop, to stop early for a reason that only your loop knows. A single process may make the
+        request, which is exchanged with the gradients: the update in progress is not made if you call this before its
+        step; the next update is not made if you call it later. On several accelerators the request is read two updates
+        later, so that no process waits for it.
 
         Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: if only some of them
         leave, all of them end with an error.
 
         Args:
-            reason: The text of the ``StopTrainingError`` that callbacks get.
+            reason: The text of the ``StopTrainingError`` that callbacks get in ``on_stop_training_error``. The default
+                names the loop.
 
         Example:
             >>> import torch
@@ -729,7 +937,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             ...         run.backward((model(inputs) - targets).square().mean())
             ...         _ = run.step()
             ...         if run.num_updates_completed == 3:
-            ...             run.request_stop()
+            ...             run.request_stop("Three updates are enough.")
             >>> run.num_updates_completed
             3
         """
@@ -743,10 +951,25 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def is_padding_batch(self) -> bool:
         """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
-        On several processes, the last step of a training epoch, or an evaluation, may have fewer samples than there are
-        processes. A process without a sample gets a copy of another process's batch, so that all of them call the model
-        equally often. Its losses, logged values and gathered rows are ignored, and callbacks do not see it. Check this
-        property if your loop adds up or collects values itself.
+        True or False; False on one process and outside of the loops. On several processes, the last step of a training
+        epoch, or an evaluation, may have fewer samples than there are processes. A process without a sample gets a copy
+        of another process's batch, so that all of them call the model equally often. Its losses, logged values and
+        gathered rows are ignored, and callbacks do not see it. Check this property if your loop adds up or collects
+        values itself.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model, samples = torch.nn.Linear(4, 1), make_regression(16)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, num_epochs=1)
+            >>> num_samples = 0
+            >>> with run:
+            ...     for inputs, targets in run.evaluation_batches(samples):
+            ...         if not run.is_padding_batch:
+            ...             num_samples += len(inputs)
+            >>> num_samples
+            16
         """
         if self._evaluations.is_in_batch:
             return self._evaluations.samples == 0
@@ -756,24 +979,39 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
-        In the body of a loop, a process whose batch ``is_padding_batch`` adds no rows, so that each sample is in the
-        result once.
+        You call it for metrics that are not means over samples, for example an area under a curve; for means, ``log``
+        needs no exchange. In the body of a loop, a process whose batch ``is_padding_batch`` adds no rows, so that each
+        sample is in the result once.
 
         Args:
-            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            tensor: A tensor on the device of the run, or a nested list, tuple or mapping of tensors. The first
+                dimension may differ between processes; a tensor without dimensions counts as a row.
             padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
                 all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
                 So choose a value that your data does not contain. A process whose rows are all padding may have a
-                tensor of a different number of dimensions.
+                tensor of a different number of dimensions. None, the default, pads nothing.
             with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
-                samples of all processes needs; each process then has to use the result in its loss.
+                samples of all processes needs; each process then has to use the result in its loss. False, the default,
+                detaches the result.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks.
+            The same structure, with the rows of all processes in the order of the ranks, on the device of this process.
 
         Raises:
-            TypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors.
-            ConfigurationError: The tensors of the processes do not fit together.
+            ArgumentTypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors; a
+                ``TypeError``.
+            ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
+                this, in which processes have different numbers of steps.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model, samples = torch.nn.Linear(4, 1), make_regression(16)
+            >>> with Run(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, num_epochs=1) as run:
+            ...     outputs = [run.gather(model(inputs)) for inputs, targets in run.evaluation_batches(samples)]
+            >>> torch.cat(outputs).shape
+            torch.Size([16, 1])
         """
         self._session.require_between_steps("gather(...)")
         # Values that callbacks gather between two steps do not belong to the batch.
@@ -787,9 +1025,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
         """Log a value of the current batch, and record its mean over all samples of the epoch or the evaluation.
 
-        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. In training, call
-        it before the step of the update, or in a callback's ``on_optimizer_step_end``: after the step there is no
-        batch. A tensor stays on its device, and the device is not synchronised before the mean is recorded.
+        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. In training, you
+        call it before the step of the update, or in a callback's ``on_optimizer_step_end``: after the step there is no
+        batch. A tensor stays on its device, and is not read before the mean is recorded. For a value that is not a mean
+        over samples, call ``record``.
 
         Args:
             name: The name of the metric without prefix and suffix, for example "accuracy": letters, digits and
@@ -797,7 +1036,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 ``backward`` logs the loss.
             value: A number, or a tensor with one element: a mean over the samples of the batch on this process.
             num_items: The number of items in the batch of this process, if the value is a mean over items other than
-                samples, for example tokens.
+                samples, for example tokens. None, the default, counts samples.
 
         Raises:
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
@@ -833,16 +1072,28 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             self._session.means.log(name, value, count=num_items if counts else 0)
 
     def record(self, name: str, value: object) -> None:
-        """Record a value that is not a mean over samples, for example a learning rate or a score, at the current step.
+        """Record a value that is not a mean over samples, for example a learning rate or a score.
 
-        Call it on every process; its place in the loop does not matter.
+        You call it in the block of the run, on every process; its place in the loop does not matter. For a mean over
+        the samples of an epoch, call ``log`` for each batch.
 
         Args:
-            name: The name of the metric; no prefix is added.
-            value: A number or another plain value, the same on every process.
+            name: The full name of the metric; no prefix is added.
+            value: A number or another plain value (text, tensor, list, dictionary), the same on every process.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run.
+            ConfigurationError: The call is not in the block of the run, or the value is not plain.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(16), num_epochs=1) as run:
+            ...     run.record("learning_rate", optimizer.param_groups[0]["lr"])
+            >>> run.run_history.get_latest_metric("learning_rate")
+            0.1
         """
         self._require_open("record(...)")
         self.run_history.update_metric(name, value)
@@ -857,22 +1108,29 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     ) -> Iterator[BatchT]:
         """Iterate over the batches of an evaluation, in which each sample counts once, on any number of processes.
 
-        In the body the models are in eval mode, and no gradients are recorded; the modes are restored when the
-        iteration ends, even by a ``break``, which records nothing. Means of logged values are recorded as
-        ``eval_NAME_epoch``, and among the updates of an epoch as ``intermediate_eval_NAME_epoch``. All processes have
-        the same number of batches, so that ``gather`` may be called in the body; a process without a sample, because
-        there are fewer samples than processes, has a padding batch: see ``is_padding_batch``.
+        You call it in the block of the run, in the body of ``epochs()`` or ``updates()``, or outside of them. In the
+        body the models are in evaluation mode, and no gradients are recorded; the modes are restored when the iteration
+        ends, even by a ``break``, which records nothing. Means of logged values are recorded as ``eval_NAME_epoch``,
+        and among the updates of an epoch as ``intermediate_eval_NAME_epoch``. All processes have the same number of
+        batches, so that ``gather`` may be called in the body; a process without a sample, because there are fewer
+        samples than processes, has a padding batch: see ``is_padding_batch``.
 
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
-            per_device_batch_size: The number of samples in a batch of one process; None for the batch size of the
-                training.
+            per_device_batch_size: The number of samples in a batch of one process. None, the default, is the batch size
+                of the training.
             name: The first part of the names of metrics: "test" records ``test_NAME_epoch``, and "eval_val" the names
-                that ``Trainer`` uses for its evaluation set "val". Callbacks read it as ``eval_name``.
-            dataloader_kwargs: Arguments for the loader, which override the defaults.
+                that ``Trainer`` uses for its evaluation set "val". Callbacks read it as ``eval_name``. None, the
+                default, records ``eval_NAME_epoch``.
+            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override the defaults.
+                None, the default, overrides none.
+
+        Yields:
+            A batch as the loader makes it, on the device of this process.
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or it is in the body of another evaluation.
+            DataError: ``pa_data`` cannot use the dataset or the loader.
 
         Example:
             >>> import torch
@@ -948,12 +1206,27 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Raise an error, because a custom training loop evaluates itself.
 
+        Callbacks that evaluate in the middle of an epoch need a ``Trainer``. In a ``Run``, iterate over
+        ``evaluation_batches`` in the loop instead.
+
         Args:
-            is_intermediate: Whether the training epoch would continue afterwards.
-            eval_names: Which evaluation sets would be evaluated.
+            is_intermediate: Not used; an argument of ``AnyTrainer.run_evaluation_epoch``.
+            eval_names: Not used.
 
         Raises:
-            ConfigurationError: In any case.
+            ConfigurationError: Always.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import ConfigurationError, Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> run = Run(model, torch.optim.SGD(model.parameters(), lr=0.1), make_regression(16), num_epochs=1)
+            >>> try:
+            ...     run.run_evaluation_epoch()
+            ... except ConfigurationError:
+            ...     print("evaluate in the loop")
+            evaluate in the loop
         """
         raise mistakes.evaluates_by_callback()
 
@@ -967,13 +1240,26 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     ) -> None:
         """Raise an error, because a run gets all of its models when it is created.
 
+        Pass several models to the constructor instead: ``Run({"model": model, "teacher": teacher}, ...)``; a model
+        without an optimizer is placed on the device, and is not trained.
+
         Args:
-            name: Its name.
-            module: The module.
-            optimizer: Its optimizer.
-            create_scheduler_fn: A function that creates the scheduler of the optimizer.
+            name: Not used; an argument of ``AnyTrainer.add_module``.
+            module: Not used.
+            optimizer: Not used.
+            create_scheduler_fn: Not used.
 
         Raises:
-            ConfigurationError: In any case.
+            ConfigurationError: Always.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> models, optimizers = {"student": model, "teacher": teacher}, {"student": optimizer}
+            >>> list(Run(models, optimizers, make_regression(16), num_epochs=1).models)
+            ['student', 'teacher']
         """
         raise mistakes.late_model(name)

@@ -38,7 +38,7 @@ _NO_BATCHES = Batches(())
 
 
 class Update(AnyUpdate, Generic[BatchT]):
-    """Make an optimizer update: iterate over its batches, call ``backward`` for each of them, and then ``step``.
+    """An optimizer update: iterate over its batches, call ``backward`` for each of them, and then ``step``.
 
     ``Run.updates`` yields the updates of a run; you do not construct them. You call ``backward`` and ``step``, and read
     ``number``, ``is_empty`` and ``is_at_last_batch``; the run calls the other methods. The gradient of an update is
@@ -46,11 +46,11 @@ class Update(AnyUpdate, Generic[BatchT]):
     into.
 
     Args:
-        session: The run.
+        session: The state of the run, which the run passes.
         batches: The batches of this update and of those after it.
-        parts: The trained parts of the run, by name.
+        parts: The trained models of the run with their optimizers, by name.
         evaluations: The evaluations of the run; training within an evaluation raises an error.
-        is_inner: Whether the script made the batches, in the body of a batch of the training loader.
+        is_inner: Whether the script made the batches, in the body of a batch of the training loader. False by default.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
@@ -99,11 +99,14 @@ class Update(AnyUpdate, Generic[BatchT]):
     def start_inner_updates(self) -> BatchPlace:
         """Suspend this update so that nested updates can run, and return the place of its current batch.
 
-        ``run.updates(batches)`` calls this; scripts do not.
+        ``run.updates(batches)`` calls this; you need not call it yourself.
+
+        Returns:
+            The place of the current batch, whose number and weight the nested updates use.
 
         Raises:
-            ConfigurationError: There is no batch, or there are gradients without a step, to which the gradients of
-                other updates would be added.
+            ConfigurationError: The update is over, there is no batch, or there are gradients without a step, to which
+                the gradients of other updates would be added.
         """
         if self._is_over:
             raise mistakes.update_is_over(self.number, "updates(batches)")
@@ -151,15 +154,18 @@ class Update(AnyUpdate, Generic[BatchT]):
     ) -> None:
         """Compute the gradients of a loss, and add them to the gradients of the update.
 
-        Call it for each batch, in place of ``loss.backward()``; several calls for a batch add up. On several processes,
-        gradients are exchanged with the last batch only. With several models, only the gradients of ``model`` change.
+        You call it for each batch, in place of ``loss.backward()``, on every process; several calls for a batch add up.
+        On several processes, gradients are exchanged with the last batch only. With several models, only the gradients
+        of ``model`` change. The loss is also recorded, as ``train_loss_epoch``. The example of ``Update`` calls it.
 
         Args:
-            loss: The mean loss over the samples of the current batch, a tensor with one element.
-            model: With several optimizers, the name of the model whose gradients are computed.
+            loss: The mean loss over the samples of the current batch, a tensor with one element and a graph. You need
+                not divide it by the number of batches.
+            model: With several optimizers, the name of the model whose gradients are computed. None, the default, is
+                for a single optimizer.
             num_items: The number of items in the batch of this process, if the loss is a mean over items other than
-                samples, for example tokens. The default, None, counts samples.
-            retain_graph: Whether to keep the graph for a further backward pass.
+                samples, for example tokens. None, the default, counts samples.
+            retain_graph: Whether to keep the graph for a further backward pass. False, the default, frees its memory.
 
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is not a single
@@ -228,10 +234,13 @@ class Update(AnyUpdate, Generic[BatchT]):
     def step(self, name: str | None = None) -> bool:
         """Update the weights: clip the gradients, step optimizer and scheduler, and clear the gradients.
 
-        Call it once after the last batch of the update, on every process; with several optimizers, once for each.
+        You call it once after the last batch of the update, on every process; with several optimizers, once for each.
+        ``Run.step`` may be called after each batch, and does nothing before the last. The example of ``Update`` calls
+        it.
 
         Args:
-            name: With several optimizers, the name of the optimizer to step.
+            name: With several optimizers, the name of the optimizer to step. None, the default, is for a single
+                optimizer.
 
         Returns:
             Whether the update was made; False if gradients overflowed in fp16.
@@ -239,7 +248,8 @@ class Update(AnyUpdate, Generic[BatchT]):
         Raises:
             ConfigurationError: Batches of the update are left, the last batch had no backward pass, the optimizer is
                 unknown, it was stepped already, or its parameters have no gradients.
-            StopTrainingError: A process requested the end of the run; no step was made.
+            StopTrainingError: A process requested the end of the run; no step was made. The block of the run catches
+                it.
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("step()")
@@ -293,7 +303,9 @@ class Update(AnyUpdate, Generic[BatchT]):
         return is_made
 
     def finish(self) -> None:
-        """End the update; the run calls this before the next update.
+        """End the update, and check that its gradients were used.
+
+        The run calls this after the body of the update; you need not call it yourself.
 
         Raises:
             ConfigurationError: The update was not stepped, or it has gradients without a step, which no training state
@@ -319,9 +331,10 @@ class Update(AnyUpdate, Generic[BatchT]):
             )
 
     def end(self) -> None:
-        """Call the event of an update of several optimizers, if any of them was stepped.
+        """Call ``on_optimizer_step_end`` for an update of several optimizers, if any of them was stepped.
 
-        The run calls this after the body of the update; scripts do not.
+        The run calls this after the body of the update; you need not call it yourself. With a single optimizer,
+        ``step`` has called the event already.
         """
         if self._are_several and self._stepped:
             self._finish(is_made=True)
@@ -329,7 +342,8 @@ class Update(AnyUpdate, Generic[BatchT]):
     def close(self) -> None:
         """Release the batches, because a script may keep the update, which would keep a batch on the device.
 
-        The run calls this after the body of the update; the update cannot be used afterwards.
+        The run calls this after the body of the update; you need not call it yourself. Afterwards ``backward`` and
+        ``step`` raise a ``ConfigurationError``, and ``number`` can still be read.
         """
         if self._are_several:
             self._log_losses()

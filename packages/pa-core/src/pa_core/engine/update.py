@@ -82,12 +82,15 @@ class AnyUpdate:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this process has no sample in the current batch, while others have some.
+        """Whether this process has no sample in the current batch, while other processes have some.
 
-        On several processes, the last batch of an epoch may have fewer samples than there are processes. In a ``Run``,
-        a process without a sample gets a padding batch, the batch of another process, so that the loop is the same on
-        all of them. A ``Trainer`` computes no loss for it, unless its model is sharded, and only takes part in the
-        exchange. Its losses and logged values are ignored, even if they are not finite.
+        True or False; False before the first batch and on one process. On several processes, the last batch of an epoch
+        may have fewer samples than there are processes. In a ``Run``, a process without a sample gets a padding batch,
+        the batch of another process, so that the loop is the same on all of them. A ``Trainer`` computes no loss for
+        it, unless its model is sharded, and only takes part in the exchange. Its losses and logged values are ignored,
+        even if they are not finite.
+
+        Read it in a loop that counts samples; ``Run.is_padding_batch`` is the same for evaluations too.
         """
         return self.place.is_empty
 
@@ -95,7 +98,8 @@ class AnyUpdate:
     def is_at_last_batch(self) -> bool:
         """Whether the current batch is the last of the update, after which ``step`` can be called.
 
-        False before the first batch.
+        True or False; False before the first batch. Read it in the body of the loop over the batches, for work that is
+        done once in each update.
         """
         return self.place.ends_group
 
