@@ -20,23 +20,30 @@ _KIB = 1024
 def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
     """Return a table of the modules of a model: numbers of parameters, memory and dtypes.
 
-    Print it to see where the parameters are and which are frozen. Each row counts all parameters in the module, each
-    once. Identical neighbours, for example the blocks of a transformer, share a row. Memory counts parameters and
-    buffers, without gradients and the state of an optimizer. The last column has remarks: ``meta`` for parameters that
-    have no memory yet (the memory counts the real parameters), ``lazy`` for parameters whose sizes the first batch
-    decides (which are not counted), and ``sharded`` for parameters that are split over processes (memory counts this
-    process). It does not communicate.
+    You call it before training, to see where the parameters are and which are frozen; ``trainer.describe_model()`` does
+    it for the models of a run. Each row counts all parameters in the module, each once. Identical neighbors, for
+    example the blocks of a transformer, share a row. Memory counts parameters and buffers on this process, without
+    gradients and optimizer states. The last column has remarks: ``meta`` for parameters that have no memory yet (the
+    memory counts the real parameters), ``lazy`` for parameters whose sizes the first batch decides (which are not
+    counted), and ``sharded`` for parameters that are split over processes (memory counts this process). It does not
+    communicate.
 
     Args:
         model: The model, which may be wrapped or compiled; or several models by name.
         depth: The number of levels of modules below the model; 0 for the model alone. The default, 2, fits on a screen
             for most models.
 
+    Returns:
+        A text of several lines, to be printed, with the columns module, type, parameters, trainable (parameters),
+        memory and dtype, and a column of remarks if there are any.
+
     Raises:
         ConfigurationError: ``depth`` is not a whole number of at least 0.
 
     Example:
-        >>> layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> import torch
+        >>> from pa_core import describe_model
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
         >>> print(describe_model(layers))
         module  type        parameters  trainable    memory  dtype
         model   Sequential       2,410      2,410  9.41 KiB  float32

@@ -50,30 +50,34 @@ def plot_run_history(
 ) -> Path:
     """Plot the recorded metrics of a run, for example its loss curves, and save the picture.
 
-    The training and evaluation values of a quantity, for example ``train_loss_epoch``, ``eval_loss_epoch`` and the
-    ``eval_val_loss_epoch`` of an evaluation set, share a panel. It needs matplotlib (``pip install "pa-core[plot]"``),
-    and does not change its global state.
+    You call it after a run with ``trainer.run_history``, on one process. The training and evaluation values of a
+    quantity, for example ``train_loss_epoch``, ``eval_loss_epoch`` and the ``eval_val_loss_epoch`` of an evaluation
+    set, share a panel. It needs matplotlib (``pip install "pa-core[plot]"``), and does not change its global state. For
+    your own plots, ``InMemoryRunHistory.to_dict`` returns the values.
 
     Args:
-        history: The history of a trainer.
-        path: The file of the picture; its suffix decides the format, PNG without a suffix. Missing folders are created.
+        history: The history of a trainer, an instance of ``InMemoryRunHistory`` or of a class derived from it.
+        path: The file of the picture; its suffix decides the format, PNG without a suffix. Missing folders are created,
+            and an existing file is replaced.
         metrics: The full names of the metrics to draw; None, the default, draws all. Values that are not numbers are
             left out.
-        x: The unit of the x axis: "epoch", "update", "samples" or "seconds". Several values of the same epoch are
-            spread over it.
-        dark: Whether to draw on a dark background, for dark pages or slides.
+        x: The unit of the x axis: "epoch", the default, "update" (optimizer updates), "samples" (of all processes) or
+            "seconds". Several values of the same epoch are spread over it.
+        dark: Whether to draw on a dark background, for dark pages or slides. The default, False, suits paper.
 
     Returns:
         The path of the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ConfigurationError: ``x`` is unknown, nothing was recorded, or the history does not record moments.
+        ConfigurationError: ``x`` is unknown, nothing was recorded, or the history is of another class, which does not
+            record positions.
         MetricNotFoundError: A metric of ``metrics`` was never recorded.
 
     Example:
         >>> import tempfile
-        >>> from pa_core.tracking import InMemoryRunHistory
+        >>> from pathlib import Path
+        >>> from pa_core import InMemoryRunHistory, plot_run_history
         >>> history = InMemoryRunHistory()
         >>> for epoch in (1, 2, 3):
         ...     history.clock.epoch = epoch
