@@ -20,7 +20,7 @@ DECISIONS = sorted(path for path in FOLDER.glob("*.md") if path.stem != "index")
 OF_OTHERS = {
     *("torch", "randperm", "distributed", "algorithms", "join", "Join", "DistributedDataParallel", "SyncBatchNorm"),
     *("broadcast_buffers", "TensorDataset", "PlateauLRScheduler", "nox", "session", "install"),
-    *("Any", "object", "int", "except", "finally", "atexit"),
+    *("Any", "object", "int", "except", "finally", "atexit", "SystemExit", "ValueError", "True"),
 }
 """Names of Python and of libraries, which the sources need not define."""
 
