@@ -147,6 +147,11 @@ class EarlyStoppingCallback(TrainerCallback):
         Returns:
             A dictionary with the keys "best" (a dictionary of the value and the epoch) and
             "epochs_without_improvement".
+
+        Example:
+            >>> from pa_callbacks_extra import EarlyStoppingCallback
+            >>> EarlyStoppingCallback().state_dict()
+            {'best': {'value': None, 'epoch': None}, 'epochs_without_improvement': 0}
         """
         return {
             "best": self.best.state_dict(),
@@ -165,6 +170,13 @@ class EarlyStoppingCallback(TrainerCallback):
 
         Raises:
             KeyError: An entry is missing.
+
+        Example:
+            >>> from pa_callbacks_extra import EarlyStoppingCallback
+            >>> stop_early = EarlyStoppingCallback(early_stopping_patience=3)
+            >>> stop_early.load_state_dict({"best": {"value": 0.25, "epoch": 4}, "epochs_without_improvement": 2})
+            >>> stop_early.best.epoch, stop_early.epochs_without_improvement
+            (4, 2)
         """
         self.best.load_state_dict(state_dict["best"])
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]

@@ -163,6 +163,11 @@ class ExperimentTrackers:
         """The names of the trackers, a tuple in the order of the request, for example ``("tensorboard",)``.
 
         It is empty on processes other than the first, and stays the same after ``finish``.
+
+        Example:
+            >>> from pa_callbacks_extra.experiment_trackers import ExperimentTrackers
+            >>> ExperimentTrackers({}, run_ids={}).names  # as on other processes
+            ()
         """
         return tuple(self._trackers)
 
@@ -175,6 +180,14 @@ class ExperimentTrackers:
         Args:
             values: Python numbers by their names, for example ``{"train/loss": 0.5}``: read a tensor with ``.item()``.
             step: The place on the x axis, in optimizer updates; at least the step of the call before.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.log({"train/loss": 0.5, "train/accuracy": 0.75}, step=10)
+            ...     trackers.finish()
         """
         for tracker in self._trackers.values():
             tracker.log(dict(values), step=step)
@@ -186,6 +199,17 @@ class ExperimentTrackers:
         You call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait, and it returns
         at once; ``unsettled`` returns the values that they may not have written. After ``finish`` it does nothing. The
         example of ``unsettled`` calls it.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.log({"train/loss": 0.5}, step=10)
+            ...     trackers.settle()
+            ...     print(trackers.unsettled())  # TensorBoard writes at once
+            ...     trackers.finish()
+            []
         """
         if self.is_open:
             for known in self._known:
@@ -306,8 +330,16 @@ class ExperimentTrackers:
         """Write everything that is left and end the runs in the trackers.
 
         You call it at the end of a custom loop; otherwise the runs end when Python ends. A second call does nothing. If
-        a tracker raises an error, the others are finished too, and the error is raised afterwards. The example of
-        :class:`ExperimentTrackers` calls it.
+        a tracker raises an error, the others are finished too, and the error is raised afterwards.
+
+        Example:
+            >>> import tempfile
+            >>> from pa_callbacks_extra.experiment_trackers import open_trackers
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
+            ...     trackers.finish()
+            ...     trackers.is_open
+            False
         """
         self._finish(self._trackers)
 

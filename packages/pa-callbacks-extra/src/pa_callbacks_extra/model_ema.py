@@ -104,7 +104,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
         Use it to predict with the average in a custom loop. The copy is in eval mode, in at least float32, and on the
         device that the model had when the average was made. To use the model's own code and precision, enter
-        ``applied_to`` and call the model instead. The example of :class:`ModelEma` calls it.
+        ``applied_to`` and call the model instead.
 
         Args:
             *args: The positional arguments of the model.
@@ -115,6 +115,13 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
         Raises:
             ConfigurationError: The model is sharded, so the copy has its weights but not its code.
+
+        Example:
+            >>> import torch
+            >>> from pa_callbacks_extra import ModelEma
+            >>> ema = ModelEma(torch.nn.Linear(4, 1))
+            >>> ema(torch.ones(8, 4)).shape
+            torch.Size([8, 1])
         """
         return self.module(*args, **kwargs)
 

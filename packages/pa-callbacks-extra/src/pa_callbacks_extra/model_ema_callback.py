@@ -182,6 +182,20 @@ class ModelEmaCallback(SaveBestModelCallback):
 
         Raises:
             ConfigurationError: There was no training run yet or, with lazy modules, no update yet.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     average = ModelEmaCallback(evaluate_during_training=False, save_path=f"{folder}/ema_model.pt")
+            ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[average])
+            ...     trainer.train(make_regression(64), num_epochs=1)
+            >>> average.ema.num_updates, average.ema(torch.ones(2, 4)).shape
+            (8, torch.Size([2, 1]))
         """
         if self._ema is None:
             raise ConfigurationError(
@@ -394,6 +408,14 @@ class ModelEmaCallback(SaveBestModelCallback):
 
         Raises:
             OSError: The file cannot be written, for example because the disk is full.
+
+        Example:
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> class SaveSafetensors(ModelEmaCallback):
+            ...     def save_best(self, trainer):
+            ...         with self.averaged_weights(trainer):
+            ...             trainer.save_model(self.path.with_suffix(""))  # a folder; the first process writes
+            >>> average = SaveSafetensors(save_path="ema_model.pt")
         """
         self._save(trainer, self._what_identifies_the_best())
 
@@ -407,6 +429,11 @@ class ModelEmaCallback(SaveBestModelCallback):
         Returns:
             A dictionary with the keys "best" (a dictionary of the value and the epoch) and "average" (the state dict of
             ``ema``, or None before the average begins).
+
+        Example:
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> ModelEmaCallback().state_dict()
+            {'best': {'value': None, 'epoch': None}, 'average': None}
         """
         return {"best": super().state_dict(), "average": None if self._ema is None else dict(self._ema.state_dict())}
 
@@ -422,6 +449,13 @@ class ModelEmaCallback(SaveBestModelCallback):
 
         Raises:
             RuntimeError: The saved average belongs to another model.
+
+        Example:
+            >>> from pa_callbacks_extra import ModelEmaCallback
+            >>> average = ModelEmaCallback()
+            >>> average.load_state_dict({"best": {"value": 0.25, "epoch": 3}, "average": None})
+            >>> average.best.value
+            0.25
         """
         super().load_state_dict(state_dict["best"])
         if state_dict["average"] is not None:

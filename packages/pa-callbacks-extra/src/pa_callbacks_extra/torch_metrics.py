@@ -304,6 +304,12 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         Returns:
             A dictionary with the keys "processes" (the metric states of each process, in their order) and "earlier"
             (metric states from before an earlier resume). Both are empty lists if ``in_training`` is False.
+
+        Example:
+            >>> from torchmetrics import MeanMetric
+            >>> from pa_callbacks_extra import TorchMetricsCallback
+            >>> TorchMetricsCallback(MeanMetric(), targets=None).state_dict()
+            {'processes': [], 'earlier': []}
         """
         if self.train_metrics is None:
             return {"processes": [], "earlier": []}
@@ -318,6 +324,16 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
         Args:
             state_dict: The result of ``state_dict``.
+
+        Example:
+            >>> from torchmetrics import MeanMetric
+            >>> from pa_callbacks_extra import TorchMetricsCallback
+            >>> saved = TorchMetricsCallback(MeanMetric(), targets=None, in_training=True)
+            >>> saved.train_metrics.update(0.25)
+            >>> resumed = TorchMetricsCallback(MeanMetric(), targets=None, in_training=True)
+            >>> resumed.load_state_dict(saved.state_dict())
+            >>> resumed.train_metrics.compute()
+            {'MeanMetric': tensor(0.2500)}
         """
         processes: list[MetricStates] = state_dict["processes"]
         with_samples = [states for states in (*state_dict["earlier"], *processes) if has_samples(states)]

@@ -41,11 +41,17 @@ class TrackerLike(Protocol):
         """Record the settings of the run.
 
         It is called on the first process, at most once in a run: when the tracker is opened with a ``config``, or by
-        ``ExperimentTrackers.store_config``. ``TrackerCallback`` calls it before the first training step. The example of
-        :class:`TrackerLike` implements it.
+        ``ExperimentTrackers.store_config``. ``TrackerCallback`` calls it before the first training step.
 
         Args:
             values: A flat dictionary of numbers, booleans and text, as ``flatten_config`` returns it.
+
+        Example:
+            >>> class Printing:  # a subclass of accelerate's GeneralTracker in a real program
+            ...     def store_init_configuration(self, values):
+            ...         print("settings", values)
+            >>> Printing().store_init_configuration({"batch_size": 32, "optimizer.lr": 0.1})
+            settings {'batch_size': 32, 'optimizer.lr': 0.1}
         """
         ...
 
@@ -53,13 +59,19 @@ class TrackerLike(Protocol):
         """Record numbers at a step.
 
         It is called on the first process for each report, in the order of the steps, within the training loop: return
-        quickly, and send the numbers in the background if that takes time. The example of :class:`TrackerLike`
-        implements it.
+        quickly, and send the numbers in the background if that takes time.
 
         Args:
             values: Python numbers by their names. The dictionary is a copy, which the tracker may keep.
             step: The place on the x axis, the number of optimizer updates by then. A run always passes it; the default,
                 None, is part of accelerate's interface.
+
+        Example:
+            >>> class Printing:  # a subclass of accelerate's GeneralTracker in a real program
+            ...     def log(self, values, step=None):
+            ...         print(step, values)
+            >>> Printing().log({"train/loss": 0.5}, step=10)
+            10 {'train/loss': 0.5}
         """
         ...
 
@@ -69,5 +81,13 @@ class TrackerLike(Protocol):
         It is called once on the first process, when the trackers are finished or Python ends; nothing is logged after
         that. Close files and connections in it. An error does not keep other trackers from being finished. The example
         of :class:`TrackerLike` implements it.
+
+        Example:
+            >>> from pathlib import Path
+            >>> class ToFile:  # a subclass of accelerate's GeneralTracker in a real program
+            ...     def __init__(self, path):
+            ...         self.file = Path(path).open("a")
+            ...     def finish(self):
+            ...         self.file.close()
         """
         ...

@@ -235,7 +235,16 @@ class TrackerCallback(LogMetricsCallback):
 
         You call it when no more reports follow, for example between the cells of a notebook, or before the folder of
         the trackers is moved. Later reports open the trackers again and continue the runs. Without open trackers, and
-        on processes other than the first, it does nothing. The example of :class:`TrackerCallback` calls it.
+        on processes other than the first, it does nothing.
+
+        Example:
+            >>> import tempfile
+            >>> import torch
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     track = TrackerCallback("tensorboard", "line", logging_dir=folder)
+            ...     track.log_image("noise", torch.rand(8, 8))
+            ...     track.finish()  # the files are complete
         """
         if self._open is not None:
             self._open.finish()
@@ -300,6 +309,11 @@ class TrackerCallback(LogMetricsCallback):
 
         It is 0 before the first update, grows by 1 with each update, and continues in a resumed run. Pass it with
         everything that you send through ``native``.
+
+        Example:
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> TrackerCallback("tensorboard", "line").step  # before the first training
+            0
         """
         return self._updates_of_earlier_runs + self._updates_of_this_run
 
@@ -463,6 +477,12 @@ class TrackerCallback(LogMetricsCallback):
 
         Returns:
             A dictionary of numbers, text and lists, for ``load_state_dict``.
+
+        Example:
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> state = TrackerCallback("tensorboard", "line").state_dict()
+            >>> state["last_step"], state["unsettled"]
+            (0, [])
         """
         self._send(self._under_way.wait_for_all())
         if self._open is not None and self._open.is_open:
@@ -493,6 +513,13 @@ class TrackerCallback(LogMetricsCallback):
 
         Raises:
             KeyError: An entry is missing.
+
+        Example:
+            >>> from pa_callbacks_extra import TrackerCallback
+            >>> saved, resumed = TrackerCallback("tensorboard", "line"), TrackerCallback("tensorboard", "line")
+            >>> resumed.load_state_dict(saved.state_dict())
+            >>> resumed.step
+            0
         """
         self.finish()
         totals = state_dict["loss_totals"]

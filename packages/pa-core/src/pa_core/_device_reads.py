@@ -52,7 +52,7 @@ class ScalarTransfer(Generic[TagT]):
     def send(self, scalar: Tensor, tag: TagT) -> None:
         """Start to copy a tensor with one element to the CPU; it returns at once.
 
-        You call it, for example in ``on_train_step_end``. The example of :class:`ScalarTransfer` calls it.
+        You call it, for example in ``on_train_step_end``.
 
         Args:
             scalar: A tensor with one element, of any shape, on any device. Its value now is sent: later changes of the
@@ -61,6 +61,14 @@ class ScalarTransfer(Generic[TagT]):
 
         Raises:
             RuntimeError: The tensor has no element, or several.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.callbacks import ScalarTransfer
+            >>> losses = ScalarTransfer[int]()
+            >>> losses.send(torch.tensor(0.5), tag=3)
+            >>> list(losses.wait_for_all())
+            [(3, 0.5)]
         """
         scalar = scalar.detach().reshape(())
         value, copied = copy_to_host(scalar) if scalar.is_cuda else (scalar.clone(), None)
@@ -70,11 +78,19 @@ class ScalarTransfer(Generic[TagT]):
         """Yield the numbers that have arrived, with their tags, in the order in which they were sent.
 
         You call it after each ``send``, and iterate over the result; each number is yielded once. It does not wait for
-        the device, unless 128 numbers are pending: then it waits for all of them. The example of
-        :class:`ScalarTransfer` calls it.
+        the device, unless 128 numbers are pending: then it waits for all of them.
 
         Yields:
             Pairs of the tag and the number as a Python float; none if no number has arrived.
+
+        Example:
+            >>> import torch
+            >>> from pa_core.callbacks import ScalarTransfer
+            >>> losses = ScalarTransfer[int]()
+            >>> losses.send(torch.tensor(0.5), tag=3)  # on the CPU, it arrives at once
+            >>> for batch, loss in losses.arrived():
+            ...     print(batch, loss)
+            3 0.5
         """
         if len(self._under_way) >= _MOST_UNDER_WAY:
             yield from self.wait_for_all()

@@ -284,6 +284,11 @@ class SaveBestModelCallback(TrainerCallback):
         Returns:
             A dictionary with the keys "value" (a float, or None before the first value) and "epoch" (an integer or
             None).
+
+        Example:
+            >>> from pa_core import SaveBestModelCallback
+            >>> SaveBestModelCallback().state_dict()
+            {'value': None, 'epoch': None}
         """
         return self.best.state_dict()
 
@@ -296,6 +301,13 @@ class SaveBestModelCallback(TrainerCallback):
 
         Args:
             state_dict: The result of ``state_dict``.
+
+        Example:
+            >>> from pa_core import SaveBestModelCallback
+            >>> save_best = SaveBestModelCallback()
+            >>> save_best.load_state_dict({"value": 0.25, "epoch": 3})
+            >>> save_best.best.value
+            0.25
         """
         self.best.load_state_dict(state_dict)
 

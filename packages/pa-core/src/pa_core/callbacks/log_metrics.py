@@ -57,13 +57,23 @@ class LogMetricsCallback(TrainerCallback):
         epoch or a run, each time only if metrics were updated since the call before. So an override that writes must
         check ``trainer.run_config.is_world_process_zero``. This implementation adds the metrics to the row of
         ``PrintProgressCallback``, or prints them if the trainer has no such callback. An override need not call
-        ``super()``. The example of :class:`LogMetricsCallback` overrides it.
+        ``super()``.
 
         Args:
             trainer: The trainer. ``trainer.run_history.current_epoch`` is the number of the epoch, from 1, and
                 ``trainer.num_updates_completed`` the number of optimizer updates so far.
             metrics: The latest values of the updated metrics as Python numbers, by their full names, for example
                 ``{"train_loss_epoch": 0.25}``. It is never empty.
+
+        Example:
+            >>> import json
+            >>> from pathlib import Path
+            >>> from pa_core import AnyTrainer, LogMetricsCallback
+            >>> class LogToFile(LogMetricsCallback):
+            ...     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+            ...         if trainer.run_config.is_world_process_zero:
+            ...             with Path("metrics.jsonl").open("a") as file:
+            ...                 print(json.dumps({"update": trainer.num_updates_completed, **metrics}), file=file)
         """
         display = _display(trainer)
         if display is None:
