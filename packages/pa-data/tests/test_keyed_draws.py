@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -231,6 +233,101 @@ def test_what_may_draw_is_seeded(make: Callable[[], Any]) -> None:
     first, second = ([str(batch) for batch in KeyedDataLoader(make(), 4)] for _ in range(2))
     assert first == second
     assert len(set(first)) == len(first)
+
+
+class LateDrawing(Dataset[tuple[int, float]]):
+    """Samples of which only the last ones draw, from a generator of choice; it counts how often they are read."""
+
+    def __init__(self, draw: Callable[[], float], fails_at: int = -1) -> None:
+        self.draw = draw
+        self.fails_at = fails_at
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 24
+
+    @override
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        self.read.append(index)
+        drawn = self.draw() if index >= 14 else 0.0
+        if index == self.fails_at:
+            raise OSError(f"sample {index} cannot be read: {drawn}")
+        return index, drawn
+
+
+GENERATORS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "numpy": lambda: float(numpy.random.rand()),
+    "normal": lambda: float(numpy.random.randn()),
+    "torch": lambda: torch.rand(()).item(),
+    "all": lambda: sum(_numbers([])),
+    "seed": lambda: float(torch.initial_seed()),
+}
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_samples_that_begin_to_draw_have_the_numbers_of_their_keys(generator: str) -> None:
+    """No matter how many samples before did not draw, a sample draws what it draws in a batch of its own."""
+    draw = GENERATORS[generator]
+    together = _drawn_by_sample(KeyedDataLoader(LateDrawing(draw), batch_size=4))
+    assert together == {index: _read_alone(draw, index) for index in range(24)}
+    assert len({drawn for index, drawn in together.items() if index >= 14}) == 10
+
+
+def _drawn_by_sample(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[int, float]:
+    return {int(index): float(drawn) for batch in batches for index, drawn in zip(*batch, strict=True)}
+
+
+def _read_alone(draw: Callable[[], float], index: int) -> float:
+    loader = KeyedDataLoader(LateDrawing(draw), batch_size=1)
+    loader.start_epoch(0, index)
+    return _drawn_by_sample(loader)[index]
+
+
+def test_only_the_batch_in_which_samples_begin_to_draw_is_read_twice() -> None:
+    """Every other batch is read once, in each epoch."""
+    dataset = LateDrawing(random.random)
+    loader = KeyedDataLoader(dataset, batch_size=4)
+    for _epoch in range(2):
+        _drawn_by_sample(loader)
+    assert dataset.read == [*range(16), *range(12, 24), *range(24)]
+
+
+def test_an_error_of_a_sample_that_begins_to_draw_has_the_numbers_of_its_key() -> None:
+    """It is the same error with any batches, so that it can be looked for."""
+
+    def message(batch_size: int) -> str:
+        with pytest.raises(OSError, match="sample 14 cannot be read") as raised:
+            _drawn_by_sample(KeyedDataLoader(LateDrawing(random.random, fails_at=14), batch_size=batch_size))
+        return str(raised.value)
+
+    assert message(24) == message(5) == message(1)
+
+
+def test_numpy_is_not_seeded_by_loaders_that_import_it() -> None:
+    """If a sample is the first to import it, the script afterwards draws numbers of a random seed."""
+    script = """
+import sys
+import torch
+from pa_data import KeyedDataLoader
+
+class Importing(list):
+    def __getitem__(self, index):
+        import numpy.random
+        return numpy.random.rand()
+
+assert "numpy.random" not in sys.modules
+batches = [batch.tolist() for batch in KeyedDataLoader(Importing(range(4)), batch_size=2)]
+import numpy
+print(batches)
+print(numpy.random.rand())
+"""
+    first, second = (
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert first[0] == second[0]
+    assert first[1] != second[1]
 
 
 MANY = range(20_000)

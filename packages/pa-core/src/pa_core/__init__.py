@@ -30,7 +30,6 @@ from pa_core.callbacks import (
     TrainerCallback,
     get_default_callbacks,
 )
-from pa_core.custom_loop import Run, Update
 from pa_core.data import EvaluationSet
 from pa_core.distributed import gather_objects
 from pa_core.distributed.processes import (
@@ -61,11 +60,14 @@ from pa_core.errors import (
 )
 from pa_core.run_config import TrainerRunConfig
 from pa_core.steps.placeholders import TrainerPlaceholderValues, resolve_placeholders
-from pa_core.timm_trainer import TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, RunHistory
-from pa_core.tracking.plot import plot_run_history
 from pa_core.trainer import Trainer
 from pa_core.types import BatchOutput
+
+if TYPE_CHECKING:
+    from pa_core.custom_loop import Run, Update
+    from pa_core.timm_trainer import TrainerWithTimmScheduler
+    from pa_core.tracking.plot import plot_run_history
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -121,6 +123,14 @@ __all__ = [
     "world_process_zero_only",
 ]
 
+_IMPORTED_WHEN_USED = {
+    "Run": "pa_core.custom_loop",
+    "TrainerWithTimmScheduler": "pa_core.timm_trainer",
+    "Update": "pa_core.custom_loop",
+    "plot_run_history": "pa_core.tracking.plot",
+}
+"""Names that few scripts use, and their modules: an import of this package need not load these."""
+
 _HOMES = {
     "DataLoaderSlice": "pa_core.data",
     "EmptyDatasetError": "pa_core.errors",
@@ -142,8 +152,15 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers report unknown names themselves
 
     def __getattr__(name: str) -> object:
-        """Return an object that was here before, with a warning that says where it is now."""
+        """Import an object when it is first used, or return an object that was here before, with a warning."""
+        if name in _IMPORTED_WHEN_USED:
+            value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
+            globals()[name] = value
+            return value
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         warnings.warn(f"Import {name} from {_HOMES[name]}.", DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

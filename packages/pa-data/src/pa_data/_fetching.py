@@ -23,6 +23,7 @@ from typing_extensions import TypeVar, override
 
 from pa_data._loader_parts import set_epoch
 from pa_data._sample_notes import describe_collation, describe_samples
+from pa_data._sample_seeds import SampleSeeds
 from pa_data._streams import SizedStream
 from pa_data._workers import raised_stop_iteration, require_sendable, sendable
 from pa_data.batches import rebuilt_mapping, rebuilt_sequence
@@ -105,6 +106,10 @@ class SampleFetcher:
         """Whether fetching may seed the global generators, whose states the caller then restores."""
         return self.keyed and not indexes_only(self.dataset)
 
+    @cached_property
+    def _seeds(self) -> SampleSeeds:
+        return SampleSeeds()
+
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``, with random numbers for this key."""
         chosen = listed(indices)
@@ -114,6 +119,8 @@ class SampleFetcher:
                 samples = self._all_at_once(chosen)
                 seed_rng(key, of_each[-1])
                 return self._collate(chosen, samples)
+            if self.draws_itself and not isinstance(self.dataset, SizedStream):
+                return self._seeded(key, chosen, of_each)
             samples = self._samples(key, chosen, of_each)
             if not self.keyed or self.draws_itself or (self.collate_fn is collate and _are_plain(samples)):
                 return self._collate(chosen, samples)
@@ -122,6 +129,19 @@ class SampleFetcher:
                 return self._collate(chosen, samples)
         except StopIteration as error:
             raise raised_stop_iteration(error) from error
+
+    def _seeded(self, key: int, chosen: list[Any], draws: Sequence[int]) -> Any:
+        """Return a batch whose samples have random numbers for their keys."""
+        while True:
+            seed = self._seeds.begin()
+            try:
+                batch = self._collate(chosen, self._one_by_one(key, chosen, draws, seed))
+            except Exception:
+                if not self._seeds.must_read_again():
+                    raise
+            else:
+                if not self._seeds.must_read_again():
+                    return batch
 
     def _collate(self, chosen: list[Any], samples: list[Any]) -> Any:
         try:
@@ -135,7 +155,7 @@ class SampleFetcher:
         if isinstance(self.dataset, SizedStream):
             return self.dataset.read(key, chosen, cast("range", draws))
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
-        return self._one_by_one(key, chosen, draws) if get_samples is None else self._all_at_once(chosen)
+        return self._one_by_one(key, chosen, draws, None) if get_samples is None else self._all_at_once(chosen)
 
     def _all_at_once(self, chosen: list[Any]) -> list[Any]:
         try:
@@ -144,13 +164,15 @@ class SampleFetcher:
             error.add_note(describe_samples(self.dataset, chosen))
             raise
 
-    def _one_by_one(self, key: int, chosen: list[Any], draws: Sequence[int]) -> list[Any]:
+    def _one_by_one(
+        self, key: int, chosen: list[Any], draws: Sequence[int], seed: Callable[[int, int], None] | None
+    ) -> list[Any]:
         samples: list[Any] = []
-        seeds, dataset = self.draws_itself, self.dataset
+        dataset = self.dataset
         try:
             for index, draw in zip(chosen, draws, strict=True):
-                if seeds:
-                    seed_rng(key, draw)
+                if seed is not None:
+                    seed(key, draw)
                 samples.append(dataset[index])
         except Exception as error:
             error.add_note(describe_samples(dataset, [chosen[len(samples)]]))

@@ -230,10 +230,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         collate_fn: The function that combines a list of samples into a batch. By default torch's own.
         num_workers: The number of worker processes. The default, 0, loads in this process, as in torch.
         keyed_augmentation: Whether the random number generators are seeded for each sample. The default is True. It
-            takes about 7 microseconds for a sample, and without workers about 50 for a batch, except for datasets that
-            cannot draw random numbers, such as lists, arrays and tables of Hugging Face's ``datasets`` without a
-            transform. With False the draws are not reproducible, and a dataset with ``__getitems__`` reads all samples
-            of a batch at once.
+            takes 1 to 7 microseconds for a sample, since Python's and NumPy's generators are seeded only if samples
+            draw from them, and without workers 20 to 50 for a batch. It takes no time for datasets that cannot draw
+            random numbers, such as lists, arrays and tables of Hugging Face's ``datasets`` without a transform. The
+            first samples that draw may be read twice. With False the draws are not reproducible, and a dataset with
+            ``__getitems__`` reads all samples of a batch at once.
         whole_batches: Whether batches are read whole, without ``collate_fn``. By default they are if the dataset
             supports it and there is no ``collate_fn``. True raises an error if this is impossible, and False reads
             sample by sample.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
@@ -168,8 +169,18 @@ def preserve_rng_state() -> Generator[None]:
         >>> bool(torch.rand(1) == expected)
         True
     """
-    random_of_numpy = numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
+    try:
+        with _preserved_numpy() if is_numpy_random_imported() else _fresh_numpy():
+            yield
+    finally:
+        random.setstate(of_python)
+        torch.default_generator.set_state(of_torch)
+
+
+@contextmanager
+def _preserved_numpy() -> Generator[None]:
+    random_of_numpy = numpy_random()
     of_numpy = random_of_numpy.get_state(legacy=False)
     generator: object = random_of_numpy.get_bit_generator()
     # Of the same class, which the user may have chosen: workers, where nothing is restored, draw from it.
@@ -180,13 +191,26 @@ def preserve_rng_state() -> Generator[None]:
     try:
         yield
     finally:
-        random.setstate(of_python)
-        torch.default_generator.set_state(of_torch)
         random_of_numpy.set_bit_generator(generator)
         others.append(other)
         # Numpy makes normal numbers in pairs; the second one is kept beside the generator, and was lost.
         if of_numpy["has_gauss"]:
             random_of_numpy.set_state(of_numpy)
+
+
+@contextmanager
+def _fresh_numpy() -> Generator[None]:
+    """Let NumPy's generator begin with a random seed, as after an import, if it is imported in the block."""
+    try:
+        yield
+    finally:
+        if is_numpy_random_imported():
+            numpy_random().seed()
+
+
+def is_numpy_random_imported() -> bool:
+    """Return whether ``numpy.random`` is imported; if it is not, nothing has drawn from its generator."""
+    return "numpy.random" in sys.modules
 
 
 @cache
