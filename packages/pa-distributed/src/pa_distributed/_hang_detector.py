@@ -120,7 +120,9 @@ class HangDetector:
     def is_running(self) -> bool:
         """Whether the detector watches a loop at the moment.
 
-        True within a ``with detector.run():`` block, even on a single process, and False before and after it.
+        A bool: True within a ``with detector.run():`` block, even on a single process, and False before and after it.
+        Read it in code that may be called within the loop or outside, for example to decide whether a position is worth
+        logging.
         """
         return bool(self.where()[0])
 

@@ -218,7 +218,9 @@ class GradientTree:
     def has_gradients(self) -> bool:
         """Whether any micro-batch of the update had a gradient on this process, even before ``finish`` sets it.
 
-        ``start_update`` sets it to False, and ``end_batch`` to True once a parameter has a gradient.
+        A bool. ``start_update`` sets it to False, and ``end_batch`` to True once a parameter has a gradient. Read it
+        instead of ``parameter.grad``, which ``start_batch`` clears, for example to notice a loop whose losses reach no
+        trained parameter.
         """
         return any(self._present)
 
