@@ -76,8 +76,8 @@ class ArgumentTypeError(ExplainedError, TypeError):
     """An argument has the wrong type, for example a class instead of an instance.
 
     The constructors of ``Trainer`` and ``Run``, ``train()``, ``add_module``, ``register_for_checkpointing``, ``gather``
-    and some callbacks raise it before they change anything. Pass an object of the type that the message names. A value
-    of the right type that cannot work raises ``ConfigurationError``.
+    and some callbacks raise it before they change anything. Pass an object of the type that the message names. A number
+    or a dataset that cannot work raises ``ConfigurationError`` instead, even if it is, for example, a text.
 
     It derives from ``ExplainedError`` and ``TypeError``, so ``except TypeError`` catches it.
 

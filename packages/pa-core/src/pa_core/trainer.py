@@ -299,6 +299,7 @@ class Trainer(
             ArgumentTypeError: An argument has the wrong type.
             ConfigurationError: An argument has a value that cannot work; a ``ValueError``.
             DataError: ``pa_data`` cannot use the dataset, the loader or the order; a ``ValueError``.
+            RanksDifferError: The processes were passed different arguments, models or samples; a ``ValueError``.
             BatchMismatchError: The samples, the model and the loss function do not fit together.
             BatchOutputError: An overridden step returned values that cannot be used.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
@@ -425,6 +426,7 @@ class Trainer(
         Raises:
             ConfigurationError: There is no dataset, or an argument cannot work.
             DataError: ``pa_data`` cannot use the dataset or the loader.
+            RanksDifferError: The processes were passed different arguments, models or samples; a ``ValueError``.
             BatchMismatchError: The samples, the model and the loss function do not fit together.
             BatchOutputError: An overridden step returned values that cannot be used.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.

@@ -416,6 +416,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         Raises:
             ConfigurationError: A ``DataLoader`` was passed, or an argument cannot work.
             DataError: The dataset has no length.
+            RanksDifferError: The processes were passed different arguments, models or samples; a ``ValueError``.
             EmptyDatasetError: There is no sample.
             UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
             CheckpointError: There are parts of other predictions.

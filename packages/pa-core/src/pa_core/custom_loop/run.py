@@ -175,7 +175,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         ConfigurationError: An argument cannot work, or the names of models, optimizers and functions differ; or both
             ``optimizer`` and ``create_optimizer_fn`` are passed.
         UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
-        DataError: ``pa_data`` cannot use the dataset, the loader or the order; a ``ValueError``.
+        DataError: When the block is entered: ``pa_data`` cannot use the dataset, the loader or the order.
+        RanksDifferError: When the block is entered: the processes were passed different arguments, models or samples.
+        CheckpointNotFoundError: When the block is entered: there is no training state to resume.
+        NonFiniteLossError: When the block ends: ``TerminateOnNaNCallback`` ended the run.
 
     Example:
         >>> import torch
