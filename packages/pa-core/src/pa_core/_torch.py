@@ -29,18 +29,33 @@ PARAMETERS: Final = "_parameters"
 
 ``vars(module)[PARAMETERS]`` is three times as fast as ``named_parameters(recurse=False)``, which builds names, and
 includes a parameter under each of its names.
+
+Example:
+    >>> from pa_core.torch_names import PARAMETERS
+    >>> list(vars(torch.nn.Linear(2, 1))[PARAMETERS])
+    ['weight', 'bias']
 """
 
 BUFFERS: Final = "_buffers"
 """The key of a module's own buffers in ``vars(module)``, whose value maps names to buffers or None.
 
 ``vars(module)[BUFFERS]`` includes non-persistent buffers, and a buffer under each of its names.
+
+Example:
+    >>> from pa_core.torch_names import BUFFERS
+    >>> list(vars(torch.nn.BatchNorm1d(2))[BUFFERS])
+    ['running_mean', 'running_var', 'num_batches_tracked']
 """
 
 CHILDREN: Final = "_modules"
 """The key of a module's children in ``vars(module)``, whose value maps names to modules or None.
 
 ``vars(module)[CHILDREN]`` includes a module under each of its names, while ``named_children()`` skips second names.
+
+Example:
+    >>> from pa_core.torch_names import CHILDREN
+    >>> list(vars(torch.nn.Sequential(torch.nn.ReLU()))[CHILDREN])
+    ['0']
 """
 
 COMPILED: Final = "_orig_mod"
@@ -50,6 +65,10 @@ INPUT_CHECK: Final = "_check_input_dim"
 """The name of the method with which a batch norm layer checks its input, for ``getattr(layer, INPUT_CHECK)(tensor)``.
 
 It raises a ``ValueError`` for a tensor with the wrong number of dimensions; derived layers may have different rules.
+
+Example:
+    >>> from pa_core.torch_names import INPUT_CHECK
+    >>> getattr(torch.nn.BatchNorm2d(2), INPUT_CHECK)(torch.ones(1, 2, 4, 4))
 """
 
 NESTED_SCHEDULERS: Final = "_schedulers"

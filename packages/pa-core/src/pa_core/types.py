@@ -242,13 +242,19 @@ class PredictsBatches(Protocol[PredictionT_co]):
 
         ``predict()`` calls it once for each batch, with the model in evaluation mode and without gradients.
         ``Trainer.predict_batch`` calls the model; override it there to compute predictions from the outputs. It must
-        not communicate with other processes. The example of ``PredictsBatches`` calls it.
+        not communicate with other processes.
 
         Args:
             batch: A batch of the loader, on the device.
 
         Returns:
             The predictions, of any type; with a row for each sample if they are written to a file.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> Trainer(torch.nn.Identity(), None, None, callbacks=[]).predict_batch(torch.ones(2))
+            tensor([1., 1.])
         """
         ...
 
@@ -278,13 +284,18 @@ class PredictionWriter(Protocol[PredictionT_contra]):
         """Store the predictions for the samples at some positions of the dataset; the result is ignored.
 
         ``predict()`` calls it once for each batch, on the process that computed the predictions, in any order across
-        processes. An exception that it raises ends the prediction. The example of ``PredictionWriter`` passes such a
-        function.
+        processes. An exception that it raises ends the prediction.
 
         Args:
             predictions: The result of ``predict_batch`` for a batch, with its tensors on the CPU.
             positions: The positions of the samples in the dataset, counted from 0, in the order of the rows of
                 ``predictions``.
+
+        Example:
+            >>> def show(predictions: list[str], positions: range) -> None:
+            ...     print(dict(zip(positions, predictions)))
+            >>> show(["cat", "dog"], range(8, 10))
+            {8: 'cat', 9: 'dog'}
         """
         ...
 

@@ -156,7 +156,7 @@ class Update(AnyUpdate, Generic[BatchT]):
 
         You call it for each batch, in place of ``loss.backward()``, on every process; several calls for a batch add up.
         On several processes, gradients are exchanged with the last batch only. With several models, only the gradients
-        of ``model`` change. The loss is also recorded, as ``train_loss_epoch``. The example of ``Update`` calls it.
+        of ``model`` change. The loss is also recorded, as ``train_loss_epoch``.
 
         Args:
             loss: The mean loss over the samples of the current batch, a tensor with one element and a graph. You need
@@ -172,6 +172,20 @@ class Update(AnyUpdate, Generic[BatchT]):
                 number with a graph.
             BatchOutputError: ``num_items`` is not a whole number; only some calls of a run pass it; or two passes over
                 a batch pass different numbers.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for update in run.updates():
+            ...         for inputs, targets in update:
+            ...             update.backward((model(inputs) - targets).square().mean())
+            ...         print(update.number, update.step())
+            1 True
+            2 True
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("backward(...)")
@@ -235,8 +249,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         """Update the weights: clip the gradients, step optimizer and scheduler, and clear the gradients.
 
         You call it once after the last batch of the update, on every process; with several optimizers, once for each.
-        ``Run.step`` may be called after each batch, and does nothing before the last. The example of ``Update`` calls
-        it.
+        ``Run.step`` may be called after each batch, and does nothing before the last.
 
         Args:
             name: With several optimizers, the name of the optimizer to step. None, the default, is for a single
@@ -250,6 +263,20 @@ class Update(AnyUpdate, Generic[BatchT]):
                 unknown, it was stepped already, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made. The block of the run catches
                 it.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for update in run.updates():
+            ...         for inputs, targets in update:
+            ...             update.backward((model(inputs) - targets).square().mean())
+            ...         print(update.number, update.step())
+            1 True
+            2 True
         """
         if self._evaluations.is_in_batch:
             raise mistakes.evaluates("step()")

@@ -49,6 +49,9 @@ def num_processes() -> int:
     call ``connect()`` on every process first: until the processes are connected, the result is 1. It does not
     communicate.
 
+    Returns:
+        A whole number of at least 1.
+
     Example:
         >>> from pa_core.distributed import connect, num_processes
         >>> connect()
@@ -64,6 +67,9 @@ def rank() -> int:
     Use it in code without a trainer; ``trainer.process_index`` is the same number. Before the first trainer is created,
     call ``connect()`` on every process first: until the processes are connected, the result is 0 on each of them. It
     does not communicate.
+
+    Returns:
+        A whole number; 0 without a launcher.
 
     Example:
         >>> from pa_core.distributed import connect, rank

@@ -323,6 +323,17 @@ class AnyTrainer(ABC):
 
         A resumed run counts the updates before the interruption too. In ``on_optimizer_step_end`` it includes the
         update that was just made.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.train(make_regression(32), num_epochs=2)  # four updates in an epoch
+            >>> trainer.num_updates_completed
+            8
         """
         return self._session.progress.updates
 
@@ -332,6 +343,17 @@ class AnyTrainer(ABC):
 
         It is a whole number. In ``on_training_run_epoch_end`` it includes the epoch that ends, and in all earlier
         events of an epoch it does not. A resumed run counts the epochs before the interruption too.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+            >>> trainer.train(make_regression(32), num_epochs=2)
+            >>> trainer.num_epochs_completed
+            2
         """
         return self._session.progress.epochs
 
@@ -488,6 +510,13 @@ class AnyTrainer(ABC):
 
         It does not change after the construction of the trainer. Multiply a batch size of one process by it to get the
         samples of all processes.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.num_processes  # without a launcher
+            1
         """
         return self._setup.accelerator.num_processes
 
@@ -497,6 +526,13 @@ class AnyTrainer(ABC):
 
         It is 0 without a launcher. ``is_main_process`` is the check for 0, and ``local_process_index`` counts on each
         machine.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.process_index  # without a launcher
+            0
         """
         return self._setup.accelerator.process_index
 
@@ -505,6 +541,13 @@ class AnyTrainer(ABC):
         """The rank of this process among the processes of its machine, from 0; usually the number of its GPU.
 
         It is a whole number, and 0 without a launcher. ``process_index`` counts over all machines.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.local_process_index  # without a launcher
+            0
         """
         return self._setup.accelerator.local_process_index
 
@@ -727,6 +770,13 @@ class AnyTrainer(ABC):
 
         It is "no" if the model computes in the precision of its weights, and for "fp16" on a CPU, where fp16 has no
         effect. It follows from the constructor's argument or the launcher's setting, and does not change.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.mixed_precision
+            'no'
         """
         return _accelerate.computed_precision(self._setup.accelerator)
 
@@ -1153,6 +1203,13 @@ class AnyTrainer(ABC):
         """Whether the trainer makes results that are bit-for-bit identical on any number of processes.
 
         True if the trainer was constructed with ``reproducible="any_processes"``, otherwise False. It does not change.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[], cpu=True)
+            >>> trainer.reproducible
+            False
         """
         return self._setup.reproducible
 

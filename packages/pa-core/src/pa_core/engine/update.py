@@ -91,6 +91,22 @@ class AnyUpdate:
         even if they are not finite.
 
         Read it in a loop that counts samples; ``Run.is_padding_batch`` is the same for evaluations too.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> num_samples = 0
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for update in run.updates():
+            ...         for inputs, targets in update:
+            ...             update.backward((model(inputs) - targets).square().mean())
+            ...             num_samples += 0 if update.is_empty else len(inputs)
+            ...         _ = update.step()
+            >>> num_samples
+            32
         """
         return self.place.is_empty
 
@@ -100,6 +116,23 @@ class AnyUpdate:
 
         True or False; False before the first batch. Read it in the body of the loop over the batches, for work that is
         done once in each update.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Run
+            >>> from pa_core.testing import make_regression
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with Run(model, optimizer, make_regression(32), num_epochs=1, gradient_accumulation_steps=2) as run:
+            ...     for update in run.updates():
+            ...         for inputs, targets in update:
+            ...             update.backward((model(inputs) - targets).square().mean())
+            ...             print(update.number, update.is_at_last_batch)
+            ...         _ = update.step()
+            1 False
+            1 True
+            2 False
+            2 True
         """
         return self.place.ends_group
 

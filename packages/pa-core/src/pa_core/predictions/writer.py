@@ -224,13 +224,25 @@ class ResumableWriter:
 
         Call it once, on the first process only, after all processes have written their pieces: call
         ``wait_for_everyone()`` of a trainer, or ``gather_objects``, before. With a function, it checks and removes the
-        record of the pieces. The file is written atomically, and an existing file is replaced. The example of
-        ``ResumableWriter`` calls it.
+        record of the pieces. The file is written atomically, and an existing file is replaced.
 
         Raises:
             BatchOutputError: The pieces do not fit into the same file, for example because their columns differ.
             CheckpointError: A piece is damaged or missing. Remove it, and predict it again.
             OSError: The file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> from pa_core.predictions import ResumableWriter
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     writer = ResumableWriter(f"{folder}/n.csv", num_samples=2, batch_size=2)
+            ...     writer.open({})
+            ...     writer.write(range(2), [(range(2), {"n": [0, 1]})])
+            ...     writer.finish()
+            ...     writer.close()
+            ...     Path(folder, "n.csv").read_text().split()
+            ['n', '0', '1']
         """
         if self._folder is None:
             return
@@ -248,8 +260,18 @@ class ResumableWriter:
         """Release the folder, so that other runs can write to it.
 
         Call it on every process at the end, even after an exception, for example in a ``finally`` block. It keeps the
-        pieces, so that a later run can complete them; after ``finish`` there are none left. The example of
-        ``ResumableWriter`` calls it.
+        pieces, so that a later run can complete them; after ``finish`` there are none left.
+
+        Example:
+            Even if a prediction fails::
+
+                writer.open({"weights": digest})
+                try:
+                    for piece in writer.missing:
+                        writer.write(piece, predict_batches(writer.batches(piece)))
+                    writer.finish()
+                finally:
+                    writer.close()
         """
         if self._folder is not None:
             self._folder.close()

@@ -179,6 +179,12 @@ class RunHistory(ABC):
 
         It is 1 before the first run. The trainer increments it after ``on_training_run_epoch_end``, so in that event it
         is still the number of the epoch that ends. ``trainer.num_epochs_completed`` counts complete epochs, from 0.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.current_epoch  # before the first run
+            1
         """
         return self.clock.epoch
 
@@ -211,6 +217,13 @@ class RunHistory(ABC):
         Returns:
             The names with their prefixes, for example ``["train_loss_epoch", "eval_loss_epoch"]``; empty before the
             first metric. The example of ``RunHistory`` implements it.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("train_loss_epoch", 0.5)
+            >>> sorted(history.get_metric_names())
+            ['train_loss_epoch']
         """
 
     @abstractmethod
@@ -225,6 +238,14 @@ class RunHistory(ABC):
 
         Returns:
             The values, the oldest first; an empty iterable if the metric was never recorded.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("train_loss_epoch", 0.5)
+            >>> history.update_metric("train_loss_epoch", 0.25)
+            >>> list(history.get_metric_values("train_loss_epoch"))
+            [0.5, 0.25]
         """
 
     def count_metric_values(self, metric_name: str) -> int:
@@ -254,7 +275,7 @@ class RunHistory(ABC):
         """Return the latest value of a metric, as it was recorded.
 
         Implement it in your history. Callbacks that stop a run or save the best model call it, and you can call it in
-        callbacks and after a run. The example of ``RunHistory`` implements and calls it.
+        callbacks and after a run.
 
         Args:
             metric_name: The full name, with the prefix, for example "eval_loss_epoch".
@@ -267,6 +288,13 @@ class RunHistory(ABC):
         Raises:
             MetricNotFoundError: The metric was never recorded, and there is no default. Your history may raise another
                 error.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("eval_loss_epoch", 0.5)
+            >>> history.get_latest_metric("eval_loss_epoch"), history.get_latest_metric("eval_f1_epoch", None)
+            (0.5, None)
         """
 
     @abstractmethod
@@ -276,14 +304,20 @@ class RunHistory(ABC):
         Implement it in your history. The trainer calls it with names such as "train_loss_epoch" at the end of each
         epoch; call it in callbacks and hooks for your own metrics. Call it on every process with the same value,
         because callbacks that save checkpoints or stop the run read the value on each process. To record a mean over
-        the samples of an epoch, call ``trainer.log`` in the steps instead. The example of ``RunHistory`` implements and
-        calls it.
+        the samples of an epoch, call ``trainer.log`` in the steps instead.
 
         Args:
             metric_name: The name, without the prefix: the history puts ``metric_name_prefix`` in front of it, and
                 nothing else. Add ``"train_"`` or ``"eval_"`` yourself if you want it in the name.
             metric_value: A plain value. Plots, tables, trackers and callbacks that watch a metric use values that are
                 numbers, or tensors with one element, and ignore other values.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("eval_accuracy", 0.75)
+            >>> history.get_latest_metric("eval_accuracy")
+            0.75
         """
 
     @property
@@ -293,6 +327,13 @@ class RunHistory(ABC):
 
         Implement it as a property of your history. The trainer reads it to restore the prefix after an evaluation in
         the middle of an epoch, during which it ends in ``"intermediate_"``.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.set_metric_name_prefix("ema_")
+            >>> history.metric_name_prefix
+            'ema_'
         """
 
     @abstractmethod
@@ -324,6 +365,14 @@ class RunHistory(ABC):
         Implement it in your history. The trainer calls it on every process when a new run starts, unless ``train()``
         was passed ``reset_run_history=False``, and then resets the clock itself. The example of ``RunHistory``
         implements it.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.update_metric("accuracy", 0.5)
+            >>> history.reset()
+            >>> list(history.get_metric_names())
+            []
         """
 
     def delete_metric(self, metric_name: str) -> None:
@@ -602,6 +651,13 @@ class InMemoryRunHistory(RunHistory):
 
         ``set_metric_name_prefix`` sets it. During an evaluation in the middle of an epoch the trainer appends
         ``"intermediate_"``.
+
+        Example:
+            >>> from pa_core import InMemoryRunHistory
+            >>> history = InMemoryRunHistory()
+            >>> history.set_metric_name_prefix("ema_")
+            >>> history.metric_name_prefix
+            'ema_'
         """
         return self._prefix
 
