@@ -110,7 +110,6 @@ class ModelEmaCallback(SaveBestModelCallback):
             the average looks back equally far.
 
     Attributes:
-        ema: The average of the current or last training run, a ``ModelEma``.
         best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
         callbacks: The callbacks for the evaluation of the average.
         path: The file to save to, as a path.

@@ -91,7 +91,6 @@ class TrackerCallback(LogMetricsCallback):
 
     Attributes:
         tracker_names: The names of the trackers, a tuple. The other arguments are attributes too, as given.
-        step: The place on the x axis: the number of optimizer updates of all runs by now.
 
     Raises:
         ConfigurationError: A tracker is unknown, or ``every_n_updates`` is not a positive whole number. ``train()`` and

@@ -25,10 +25,6 @@ class PyTorchTrial(ABC, Generic[BatchT]):
     Args:
         context: The context that ``init`` yields. It wraps models, optimizers and schedulers, and computes gradients.
 
-    Attributes:
-        trial_context_class: The class of the context, which ``load_trial_from_checkpoint_path`` creates. Override it
-            only for your own subclass of ``PyTorchTrialContext``.
-
     Example:
         >>> import tempfile
         >>> import torch

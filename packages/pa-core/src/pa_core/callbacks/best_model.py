@@ -59,7 +59,6 @@ class SaveBestModelCallback(TrainerCallback):
     Attributes:
         best: A ``BestMetric``: ``best.value`` is the best value so far, None before the first, and ``best.epoch`` the
             number of its epoch. Training states contain both.
-        path: The file of the best model, as a path.
 
     Raises:
         ConfigurationError: When a run starts: no evaluation of the run records the metric. During the run, with

@@ -139,9 +139,6 @@ class RunHistory(ABC):
     Every process has its own history. The trainer records the same values in each of them: means over the samples of
     all processes.
 
-    Attributes:
-        clock: The position of the run in epochs, updates, samples and seconds, which the trainer advances.
-
     Example:
         >>> from pa_core import RunHistory
         >>> class LastValues(RunHistory):
@@ -170,7 +167,11 @@ class RunHistory(ABC):
 
     @cached_property
     def clock(self) -> RunClock:
-        """The position of the run, which the trainer advances: epoch, updates, samples and seconds."""
+        """The position of the run, which the trainer advances: a `RunClock` with epoch, updates, samples and seconds.
+
+        It is created when it is first read, at epoch 1 and update 0. Read it in a callback, for example
+        ``trainer.run_history.clock.samples``; only the trainer changes it.
+        """
         return RunClock()
 
     @property
