@@ -11,6 +11,7 @@ import pytest
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 
+_KINDS = "argument|attribute|class|event|function|method|module|parameter|variable"
 ADVICE = {
     r"go(es|ing)? on|went on": "resume, continue",
     r"to the last bit|same bits": "bit-for-bit identical",
@@ -32,6 +33,13 @@ ADVICE = {
     r"beside": "next to, besides, with",
     r"likewise|alike|anew|once more": "the same, both, again",
     r"in vain|at hand|under way": "forever; available; in progress",
+    rf"(the|an?) ({_KINDS}) ``[\w.]+(\(\))?``": "the ``x`` argument, not the argument ``x``",
+    r"(calls?|changes?) of (an?|each|its|the|this|that|their)": "calls to ..., changes to ..., changes in ...",
+    r"but for|such as (at|by|for|from|in|on|to|when|with)": "except; for example",
+    r"(?-i:(^|(?<=[.!?] ))As (after|at|before|for|in|on|with)(?= ))": "Like ..., In the same way as ...",
+    r"travels?|travelled|meanwhile": "is sent; while ..., within ...",
+    r"(is|are|was|were) to be(?! able)": "must be, should be, has to be",
+    r"(?<!you )what (was|were|had)": "a noun: the saved values, the result",
 }
 """Patterns of whole words, in capitals or not, and what to write."""
 
@@ -89,8 +97,11 @@ def test_each_exception_is_needed() -> None:
         ('"""The run goes\non."""', "goes on"),
         ('print(f"{name} is refused")', "refused"),
         ('raise ValueError("Pass it " "beside the model.")', "beside"),
+        ('"""Return the argument ``seed``."""', "the argument ``seed``"),
+        ('"""Count the calls of a model."""', "calls of a"),
+        ('"""As with a loader, nothing is read."""', "as with"),
     ],
-    ids=["docstring", "console line", "message"],
+    ids=["docstring", "console line", "message", "argument", "calls", "as"],
 )
 def test_a_phrase_is_found(source: str, phrase: str) -> None:
     """It is found across lines, in formatted strings and in joined ones."""

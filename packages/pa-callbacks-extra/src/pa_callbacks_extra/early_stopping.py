@@ -28,7 +28,7 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_patience: The number of consecutive epochs without an improvement after which the run ends, at
             least 1. The default, 1, as in pytorch-accelerated, ends it after the first such epoch. Most metrics are
             noisier than that: pass 3 to 10.
-        early_stopping_threshold: The smallest change of the metric that is an improvement, as an absolute number. The
+        early_stopping_threshold: The smallest change in the metric that is an improvement, as an absolute number. The
             default, 0.01, suits losses of about 1; pass less for smaller values. With 0, any better value counts.
         watch_metric: The metric to watch, by its name in the run history. The default, ``eval_loss_epoch``, is the mean
             loss of the evaluation after an epoch, and needs an ``eval_dataset``.

@@ -20,7 +20,7 @@ _BESIDE_OPERATORS = "(outside of operators: Python, data, waiting)"
 
 
 class _Operator(Protocol):
-    """The totals that torch counts for the calls of an operator; times are in microseconds."""
+    """The totals that torch counts for the calls to an operator; times are in microseconds."""
 
     key: str
     count: int

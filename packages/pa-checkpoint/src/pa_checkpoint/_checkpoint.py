@@ -750,7 +750,7 @@ def _check_place(target: Path) -> None:
         return
     if not target.is_dir() or any(target.iterdir()):
         raise CheckpointError(
-            "There is something else where a checkpoint is to be written.",
+            "There is something else at the path of the new checkpoint.",
             given=f"{target}, a {'folder that is not a checkpoint' if target.is_dir() else 'file'}",
             expected="a free path, an empty folder or a checkpoint, which is then replaced",
             do="Choose another path, or move away the present content.",

@@ -70,7 +70,7 @@ def _target_in_folder(path: str | Path) -> Path:
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         raise CheckpointError(
-            "There is something else where a file is to be written.",
+            "There is something else at the path of the new file.",
             given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
             do="Add a file name to the path, or choose another path.",
         )

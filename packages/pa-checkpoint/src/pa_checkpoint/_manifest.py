@@ -289,7 +289,7 @@ _UNKNOWN = object()
 
 
 def _version(tensor: Tensor) -> Hashable:
-    """Return a value that stays equal for as long as torch records no change of the tensor."""
+    """Return a value that stays equal for as long as torch records no change to the tensor."""
     if tensor.nbytes < _SMALL:
         return hashlib.sha256(bytes_of(tensor)).digest()
     if tensor.is_inference():  # nothing is noted of it

@@ -107,7 +107,7 @@ class StoredTensor:
             tensor: A tensor in memory, or a stored tensor.
 
         Returns:
-            A stored tensor, which shares the memory of the tensor: a later change of the tensor changes it, too.
+            A stored tensor, which shares the memory of the tensor: a later change to the tensor changes it, too.
 
         Example:
             >>> import torch

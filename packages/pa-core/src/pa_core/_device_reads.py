@@ -55,7 +55,7 @@ class ScalarTransfer(Generic[TagT]):
         You call it, for example in ``on_train_step_end``.
 
         Args:
-            scalar: A tensor with one element, of any shape, on any device. Its value now is sent: later changes of the
+            scalar: A tensor with one element, of any shape, on any device. Its value now is sent: later changes to the
                 tensor have no effect, and its autograd graph is not kept.
             tag: Any object, which is yielded together with the number, for example the number of the batch.
 

@@ -376,7 +376,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         change the predictions for a batch. The processes share the batches, which are the same on any number of
         processes. Random numbers that the dataset draws for a sample, or ``predict_batch`` for a batch, depend only on
         ``seed`` and on their positions; the random generators of the script stay unchanged. The model is in evaluation
-        mode meanwhile.
+        mode during the predictions.
 
         Without ``write``, the first process yields the predictions for all batches, with their tensors on the CPU. On
         the others the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first

@@ -363,7 +363,7 @@ class SavesTwice(TrainerCallback):
 @pytest.mark.runs_on("two_ranks")
 def test_nobody_waits_for_a_state_that_is_not_begun(shared_tmp_path: Path) -> None:
     """What the first process finds out before it makes a folder ends the run on all processes with the same error."""
-    with pytest.raises(CheckpointError, match="There is something else where a checkpoint"):
+    with pytest.raises(CheckpointError, match="There is something else at the path of the new checkpoint"):
         train_sharded(sharded_trainer(SavesTwice(shared_tmp_path)))
     assert [entry.name for entry in shared_tmp_path.iterdir()] == ["taken"]
 

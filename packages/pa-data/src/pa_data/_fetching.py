@@ -251,7 +251,7 @@ _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 class SupportsFetchBatch(Protocol[_BatchT_co]):
     """Describe a dataset that can read a whole batch at once, which is often much faster than sample by sample.
 
-    Add a method ``fetch_batch`` to your dataset, for example if it indexes an array; you need not derive from this
+    Add a ``fetch_batch`` method to your dataset, for example if it indexes an array; you need not derive from this
     class. ``KeyedDataLoader`` and ``RequestedDataLoader`` then call it instead of ``__getitem__``, unless they have a
     ``collate_fn`` or ``whole_batches=False``. The returned object is the batch, and is not collated. Random numbers in
     the method are not seeded for each sample, so do not offer it in a dataset with random augmentation. A ``Subset`` of
@@ -503,7 +503,7 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
     """Move every tensor of a batch to a device.
 
     Use it in a training loop for batches of any structure. Tensors are found in lists, tuples, named tuples, mappings
-    and dataclasses, at any depth. Any other object with a method ``to``, for example a packed sequence or a graph, is
+    and dataclasses, at any depth. Any other object with a ``to`` method, for example a packed sequence or a graph, is
     moved by this method. All other values stay. A ``KeyedDataLoader`` with ``device`` does it itself.
 
     Args:
@@ -550,7 +550,7 @@ def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT
     """Apply a function to all tensors in lists, tuples, named tuples, mappings and dataclasses, at any depth.
 
     Use it to convert a batch or a nested result, for example to detach, to cast or to slice its tensors. To move a
-    batch, ``move_to_device`` also handles other objects with a method ``to``.
+    batch, ``move_to_device`` also handles other objects with a ``to`` method.
 
     Args:
         value: A tensor, or any structure of tensors and other values. It is not changed.

@@ -938,8 +938,8 @@ class BatchSplit(_WithoutUpdates):
 def _piece_in_proportion(positions: range, most: tuple[int, ...], rank: int) -> range:
     """Return the piece of a rank in a step that is divided in proportion to the largest batch of each rank.
 
-    Only the last ranks may have no sample. As in an even division, no rank gets exactly one sample if there is room for
-    two.
+    Only the last ranks may have no sample. No rank gets exactly one sample if there is room for two, which is also true
+    of an even division.
     """
     size = len(positions)
     for at_least in (min(2, size, *most), 1):

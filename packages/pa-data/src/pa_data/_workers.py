@@ -332,7 +332,7 @@ def worker_init_fn(worker_id: int) -> None:
         worker_id: The worker number, from 0. The loader passes it.
 
     Raises:
-        ValueError: The variable ``RANK`` is not an integer.
+        ValueError: The ``RANK`` variable is not an integer.
 
     Example:
         >>> from torch.utils.data import DataLoader

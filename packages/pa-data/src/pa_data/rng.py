@@ -215,7 +215,7 @@ def is_numpy_random_imported() -> bool:
 
 @cache
 def numpy_random() -> ModuleType:
-    """Return the module ``numpy.random``, which is imported at the first call.
+    """Return the ``numpy.random`` module, which is imported at the first call.
 
     Use it in a module that only sometimes draws random numbers. Importing ``numpy.random`` takes some milliseconds, so
     scripts that draw no random numbers start faster.

@@ -187,7 +187,7 @@ class Buffers:
 
     @torch.no_grad()
     def take(self, index: int, weight: float) -> None:
-        """Store the changes of a micro-batch.
+        """Store the changes by a micro-batch.
 
         Args:
             index: Its number in the update.
@@ -282,7 +282,7 @@ class Buffers:
         return left
 
     def _change(self, changes: Changes, number: int) -> Tensor:
-        """Return the change of a group; integers that have not changed are NaN."""
+        """Return the change in a group; integers that have not changed are NaN."""
         if number in changes:
             return changes[number]
         group = self._groups[number]

@@ -49,7 +49,7 @@ _LOST = re.compile(
 def _advise(_where: str, has_left: bool) -> str:
     """Return the advice for a hang in which processes wait for each other, or for a process that has left."""
     if has_left:
-        return "Where one process alone decides to stop, have all decide it together, such as by gather_objects."
+        return "If one process alone decides to stop, let all of them decide together, for example with gather_objects."
     return "Take what only some of the processes come to out of the condition that it depends on."
 
 

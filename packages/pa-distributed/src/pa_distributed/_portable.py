@@ -1,4 +1,4 @@
-"""Pickles of objects that travel between processes, with tensors of every type."""
+"""Pickles of objects that are sent between processes, with tensors of every type."""
 
 from __future__ import annotations
 

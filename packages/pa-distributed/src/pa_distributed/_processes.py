@@ -66,8 +66,8 @@ def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
     objects. The function also works on one process, so that a script needs no special case.
 
     For tensors of the same shape, ``torch.distributed.all_gather`` is faster. To check that all processes have the same
-    value, use ``require_same``. The objects are pickled, which is safe here: they travel between the processes of a
-    run, and are never read from a file.
+    value, use ``require_same``. The objects are pickled, which is safe here: they are only sent between the processes
+    of a run, and are never read from a file.
 
     Args:
         value: The object of this process. It must be picklable.

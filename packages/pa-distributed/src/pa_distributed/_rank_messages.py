@@ -1,6 +1,6 @@
 """Named messages between processes, from any thread, and a wait for long work of some processes.
 
-Meanwhile no process is in a collective or holds a connection open, so none of them runs into a timeout.
+No waiting process is in a collective or holds a connection open, so none of them runs into a timeout.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Sign(NamedTuple):
         waits: Whether its thread is in a collective.
         blocked: For how many seconds its thread has been in a call that may wait for other processes.
         idle: For how many seconds its thread has used hardly any processor time.
-        doing: The current call of its thread, in words.
+        doing: The current call in its thread, in words.
         has_ended: Whether its script has ended.
         silent: For how many seconds the reading process has seen no newer sign.
     """
@@ -113,7 +113,7 @@ def _key(rank: int) -> str:
 
 
 class Doing(NamedTuple):
-    """The current call of a thread.
+    """The current call in a thread.
 
     Attributes:
         waits: Whether the thread waits for other processes.
@@ -129,7 +129,7 @@ class Doing(NamedTuple):
 
 
 def doing_of(thread: int) -> Doing:
-    """Return the current call of a thread, according to its frames.
+    """Return the current call in a thread, according to its frames.
 
     Args:
         thread: The identifier of the thread, as ``threading.get_ident`` returns it there.

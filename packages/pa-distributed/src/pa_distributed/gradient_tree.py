@@ -40,7 +40,7 @@ class _Flat:
     Attributes:
         whole: The tensor that two processes swap; the next two attributes are its parts.
         tensor: All gradients, with zeros between and after them.
-        notes: Room for numbers that travel with the gradients.
+        notes: Room for numbers that are sent with the gradients.
         views: A view for each parameter, in its shape and with the strides that autograd uses.
     """
 
@@ -62,7 +62,7 @@ class _Bucket:
 
     Attributes:
         parameters: The parameters of these gradients.
-        num_notes: How many numbers may travel with the gradients.
+        num_notes: How many numbers may be sent with the gradients.
         nodes: The sums over the micro-batches of this process so far.
         awaited: The identifiers of the parameters that the last backward pass has not reached yet; None while nothing
             is sent.
@@ -369,7 +369,7 @@ class GradientTree:
 
         Args:
             values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
-                They travel with the gradients, so they need no further collective. The default is none.
+                They are sent with the gradients, so they need no further collective. The default is none.
 
         Returns:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float64`` on the device

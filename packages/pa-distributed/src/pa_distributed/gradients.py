@@ -3,7 +3,7 @@
 Without a wrapper, any number of modules, forward passes and backward passes is possible. The parameters lie in buckets,
 in the order in which a backward pass reaches them. A bucket is averaged as soon as all of its gradients are available,
 and all processes send their buckets in the same order. The last bucket waits until the update needs the result, since
-small numbers of each process travel with it. A missing gradient of a process counts as zero. A parameter without a
+small numbers of each process are sent with it. A missing gradient of a process counts as zero. A parameter without a
 gradient on all processes keeps none, as on one process.
 """
 
@@ -41,7 +41,7 @@ class _Bucket:
         flat: The tensor that is added up over the processes. The next three are consecutive views of it.
         gradients: The gradients.
         is_present: For each parameter 1, or 0 if this process has no gradient of it.
-        values: The numbers that travel with the last bucket; empty in other buckets.
+        values: The numbers that are sent with the last bucket; empty in other buckets.
         views: The gradients as views in the shapes of the parameters.
         awaited: The identifiers of the parameters that this backward pass has not reached yet.
         exchange: The collective in progress.
@@ -190,7 +190,7 @@ class GradientExchange:
 
         Args:
             values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
-                They travel with the gradients, so they cost no collective. Pass an empty list without ``num_values``.
+                They are sent with the gradients, so they cost no collective. Pass an empty list without ``num_values``.
 
         Returns:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float32`` on the given

@@ -203,5 +203,5 @@ def _require_all(model: nn.Module, in_groups: set[nn.Parameter]) -> None:
         raise ValueError(
             f"Given: layer groups of {type(model).__name__} without {shown}{others}. Expected: each parameter in a "
             "group, or it could be neither frozen nor given a learning rate. Add it, or the module around it, to the "
-            "group that it is to be trained with."
+            "group that it should be trained with."
         )

@@ -62,7 +62,7 @@ def _rates_of_mapping(groups: LayerGroups, learning_rates: Mapping[int, float]) 
     if not learning_rates:
         raise ValueError(
             "Given: an empty mapping of learning rates. Expected: {index: rate}. Pass a rate for each layer group "
-            "that is to be trained, or a single number for all of them."
+            "that should be trained, or a single number for all of them."
         )
     rates: dict[int, float] = {}
     for index, rate in learning_rates.items():

@@ -99,8 +99,8 @@ def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
     """Whether a loss was given the return value of the model, perhaps in another shape.
 
     Args:
-        call: The call of the loss function.
-        model_calls: The calls of the model.
+        call: The call to the loss function.
+        model_calls: The calls to the model.
     """
     return any(
         forward.output is not None and forward.output.data_ptr() == call.outputs.data_ptr() for forward in model_calls
@@ -211,7 +211,7 @@ def check_outputs(model_calls: list[ModelCall], num_losses: int) -> Iterator[Fin
     """Yield a finding if the outputs of a model that each step calls once do not depend on its inputs.
 
     Args:
-        model_calls: The calls of the model.
+        model_calls: The calls to the model.
         num_losses: The number of steps.
     """
     if len(model_calls) == num_losses > 0 and _is_constant(model_calls[-1]):
@@ -482,7 +482,7 @@ def _loss_with(first: FirstBatch, batch: Any) -> Tensor:
 
 @dataclass
 class _Inputs:
-    """The inputs of the calls of a model in a step.
+    """The inputs of the calls to a model in a step.
 
     Attributes:
         model: The model.

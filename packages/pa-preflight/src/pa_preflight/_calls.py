@@ -38,7 +38,7 @@ _KEPT = 1000
 
 @dataclass
 class FunctionCall:
-    """A call of a function.
+    """A call to a function.
 
     Attributes:
         name: The function in ``torch.nn.functional``.

@@ -48,7 +48,7 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: .
 def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
     """Look for mistakes in a training run before it starts, usually in less than a minute.
 
-    Call it once for a new script, and after changes of the model, the loss or the data. It makes some updates, with
+    Call it once for a new script, and after changes to the model, the loss or the data. It makes some updates, with
     experiments on the first batch; trains on a single batch until the model has memorized it; and evaluates some
     samples twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards everything is
     restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
@@ -249,7 +249,7 @@ def checked(trainer: Trains[_P]) -> Trains[_P]:
         trainer: The trainer.
 
     Returns:
-        An object with the method ``train``. That method raises a ``ConfigurationError``, with the report as its
+        An object with the ``train`` method. That method raises a ``ConfigurationError``, with the report as its
         message, if there are mistakes; nothing is trained then.
 
     Example:

@@ -28,8 +28,8 @@ class FirstBatch:
         batch: The batch, on the device.
         loss: Its loss.
         modes: Whether modules were in training mode before the step, by their identity.
-        model_calls: The calls of the model.
-        loss_calls: The calls of loss functions.
+        model_calls: The calls to the model.
+        loss_calls: The calls to loss functions.
         layer_inputs: The inputs of the first layer with a matrix.
         needs_graph: Whether the step fails without a graph, because it computes gradients.
     """
@@ -82,7 +82,7 @@ class FirstBatch:
 
     @property
     def call(self) -> ModelCall | None:
-        """The call of the model, if it was called once, and its inputs and output have a row for each sample."""
+        """The call to the model, if it was called once, and its inputs and output have a row for each sample."""
         if len(self.model_calls) != 1:
             return None
         (call,) = self.model_calls

@@ -53,7 +53,7 @@ _NUMBERED_FROM_0 = "Number the classes from 0, or change the number of outputs."
 
 
 def check_loss(call: FunctionCall) -> Iterator[Finding]:
-    """Yield findings about a call of a loss function.
+    """Yield findings about a call to a loss function.
 
     Args:
         call: The call.

@@ -183,7 +183,7 @@ def _sum_of(points: Iterable[PlannedRate], updates: int) -> float:
 
 
 def _reach(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> float | None:
-    """Return the relative change of a matrix by an update at a rate of 1; 0 for others, None if it is unknown."""
+    """Return the relative change in a matrix by an update at a rate of 1; 0 for others, None if it is unknown."""
     if parameter.dim() < 2:  # noqa: PLR2004  # biases may start at 0
         return 0.0
     size = _norm(parameter)

@@ -31,7 +31,7 @@ _WATCHED_STEPS, _ENOUGH, _MOST_LAYERS = 6, 4, 30
 
 @dataclass
 class ModelCall:
-    """A call of the model.
+    """A call to the model.
 
     Attributes:
         args: The positional arguments.

@@ -62,7 +62,7 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 
 def file_writer_of(writer: object) -> Any:
-    """Return the file writer of a ``SummaryWriter``; the attribute ``file_writer`` alone does not reopen a closed file.
+    """Return the file writer of a ``SummaryWriter``; the ``file_writer`` attribute alone does not reopen a closed file.
 
     Args:
         writer: The writer.

@@ -432,7 +432,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Use it for other data, and in ``evaluate_full_dataset``.
 
         Args:
-            data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of these. Anything
+            data: Tensors, NumPy arrays, objects with a ``to`` method, and dicts, lists and tuples of these. Anything
                 else is returned unchanged, with a warning for each type.
 
         Returns:

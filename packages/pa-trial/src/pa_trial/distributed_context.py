@@ -157,7 +157,7 @@ class DistributedContext:
         torchrun has started.
 
         Args:
-            hvd: The module ``horovod.torch``, after ``hvd.init()``.
+            hvd: The ``horovod.torch`` module, after ``hvd.init()``.
             chief_ip: The address of the machine of rank 0. The default, None, reads it from ``DET_CHIEF_IP`` or else
                 ``MASTER_ADDR``.
 
@@ -179,21 +179,21 @@ class DistributedContext:
         return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 
     def get_rank(self) -> int:
-        """Return the index of this process among all, from 0; 0 is the chief. The attribute ``rank`` is the same."""
+        """Return the index of this process among all, from 0; 0 is the chief. The ``rank`` attribute is the same."""
         return self.rank
 
     def get_local_rank(self) -> int:
-        """Return the index of this process on its machine, from 0. The attribute ``local_rank`` is the same."""
+        """Return the index of this process on its machine, from 0. The ``local_rank`` attribute is the same."""
         return self.local_rank
 
     def get_size(self) -> int:
-        """Return the number of processes of the training; 1 without a launcher. The attribute ``size`` is the same."""
+        """Return the number of processes of the training; 1 without a launcher. The ``size`` attribute is the same."""
         return self.size
 
     def get_num_agents(self) -> int:
         """Return the number of machines of the training; 1 without a launcher.
 
-        Determined calls machines agents. The attribute ``cross_size`` is the same.
+        Determined calls machines agents. The ``cross_size`` attribute is the same.
         """
         return self.cross_size
 

@@ -30,7 +30,7 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or a call of its context, cannot work as it is written; change the script as the message says.
+    """A trial, or a call to its context, cannot work as it is written; change the script as the message says.
 
     ``init`` raises it for settings, such as a batch size that is smaller than the number of processes. The ``wrap_``
     methods of the context and ``step_optimizer`` raise it for wrong uses, and ``Trainer.fit`` for an incomplete trial,

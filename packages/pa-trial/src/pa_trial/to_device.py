@@ -1,4 +1,4 @@
-"""Moves batches to the device: tensors, NumPy arrays, and anything else with a method ``to``."""
+"""Moves batches to the device: tensors, NumPy arrays, and anything else with a ``to`` method."""
 
 from __future__ import annotations
 

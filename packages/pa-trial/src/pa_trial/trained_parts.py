@@ -321,7 +321,7 @@ class TrainedParts:
                 its own scaler.
             gradient: The gradient of the loss, for a loss that is not a single number.
             retain_graph: Whether another backward pass goes through the graph.
-            create_graph: Whether gradients of the gradients are to be computed; retains the graph.
+            create_graph: Whether gradients of the gradients should be computed; retains the graph.
 
         Raises:
             InvalidExperimentException: The batch is a piece of an update, and a step came before.

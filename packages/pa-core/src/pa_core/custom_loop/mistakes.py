@@ -143,7 +143,7 @@ def late_model(name: str) -> ConfigurationError:
 
 
 def update_is_over(number: int, what: str) -> ConfigurationError:
-    """Return the error of a call of an update after the loop has continued."""
+    """Return the error of a call to an update after the loop has continued."""
     return ConfigurationError(
         f"This update has ended: {what} of update {number} was requested after the loop continued. Use the update that "
         "run.updates() yielded last."

@@ -855,7 +855,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: There is no update or no batch, the model is unknown or has been stepped, or the loss is
                 not a single number with a graph.
-            BatchOutputError: ``num_items`` is not a whole number; only some calls of a run pass it; or two calls for a
+            BatchOutputError: ``num_items`` is not a whole number; only some calls in a run pass it; or two calls for a
                 batch pass different numbers.
 
         Example:

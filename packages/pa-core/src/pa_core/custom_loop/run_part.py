@@ -145,7 +145,7 @@ class RunPart(Part):
             warn_user(
                 f"The precision of the run is {self._precision}, but the first loss of {self.name!r} was computed in "
                 "fp32: a model uses the precision of the run only if the model itself is called. "
-                "Put calls of its parts and of its other methods into a block: with run.autocast()."
+                "Put calls to its parts and to its other methods into a block: with run.autocast()."
             )
 
     def loss_of_padding(self, loss: Tensor, gathered: Sequence[Tensor]) -> Tensor | None:

@@ -170,7 +170,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is not a single
                 number with a graph.
-            BatchOutputError: ``num_items`` is not a whole number; only some calls of a run pass it; or two passes over
+            BatchOutputError: ``num_items`` is not a whole number; only some calls in a run pass it; or two passes over
                 a batch pass different numbers.
 
         Example:

@@ -99,6 +99,6 @@ def _draws_from(value: object, words: set[str]) -> bool:
 
 
 def _keywords(code: CodeType) -> set[str]:
-    """Return the names of the keywords in the calls of a function."""
+    """Return the names of the keywords in the calls to a function."""
     tuples = [cast("tuple[object, ...]", constant) for constant in code.co_consts if isinstance(constant, tuple)]
     return {name for names in tuples for name in names if isinstance(name, str)}

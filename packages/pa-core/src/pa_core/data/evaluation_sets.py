@@ -152,7 +152,7 @@ class EvaluationSets:
 
         Args:
             run: The run.
-            make: Creates the loader of a set, whose dataset the run has meanwhile; returns None without a dataset.
+            make: Creates the loader of a set, whose dataset the run has at this time; returns None without a dataset.
         """
         # The first set comes last, because the run keeps its dataset and its loader.
         for name, data in reversed(self.data.items()):
@@ -217,7 +217,7 @@ class EvaluationSets:
 
     @contextmanager
     def evaluating(self, run: _Evaluates, name: str | None, *, is_training: bool = True) -> Generator[None]:
-        """Return the context of the evaluation of a set, whose dataset and loader the run has meanwhile.
+        """Return the context of the evaluation of a set, whose dataset and loader the run has within the block.
 
         The names of metrics begin with the name of the set. If a callback replaces the loader, its replacement stays
         there for this evaluation.

@@ -88,7 +88,7 @@ def split_sampler(loader: object) -> Any | None:
 
 
 def states_own_share(loader: DataLoader[Any]) -> bool | None:
-    """Return the attribute ``own_share`` of a loader, its samplers or its dataset; None if it is not set.
+    """Return the ``own_share`` attribute of a loader, its samplers or its dataset; None if it is not set.
 
     Args:
         loader: A custom data loader.
@@ -113,7 +113,7 @@ def state_own_share(loader: _LoaderT, says: bool | None) -> _LoaderT:
 
     Args:
         loader: The loader.
-        says: The argument ``own_share``; None if it was not passed.
+        says: The ``own_share`` argument; None if it was not passed.
     """
     if says is not None:
         vars(loader)[OWN_SHARE] = says

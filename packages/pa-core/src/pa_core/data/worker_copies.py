@@ -1,4 +1,4 @@
-"""Detecting changes of a dataset that persistent workers have copied."""
+"""Detecting changes to a dataset that persistent workers have copied."""
 
 from __future__ import annotations
 

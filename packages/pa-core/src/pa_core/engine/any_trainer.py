@@ -1219,9 +1219,9 @@ class AnyTrainer(ABC):
         You call it after a run, or between updates in a callback. Results are the weights and buffers of all models and
         added modules, the states of optimizers and schedulers, and the recorded metrics without their times. Runs whose
         results are bit-for-bit identical have the same hash, no matter on which devices and on how many processes they
-        ran. As in training states, models have the buffers of rank zero; in a reproducible run, all processes must have
-        the same buffers. Buffers that each process has for itself, for example the queue of an untrained added module,
-        count on all of them.
+        ran. The buffers of models are taken from rank zero, like in training states; in a reproducible run, all
+        processes must have the same buffers. Buffers that each process has for itself, for example the queue of an
+        untrained added module, count on all of them.
 
         Returns:
             A text of 16 hexadecimal digits, the same on every process.
@@ -1253,7 +1253,7 @@ class AnyTrainer(ABC):
 
         Args:
             *args: The objects to print.
-            **kwargs: Arguments of the function ``print``, for example ``sep`` or ``file``.
+            **kwargs: Arguments of the ``print`` function, for example ``sep`` or ``file``.
 
         Raises:
             OSError: A ``file`` that you passed cannot be written to.
@@ -1654,8 +1654,8 @@ class AnyTrainer(ABC):
         """Request that all processes save a training state after the same update.
 
         You call it within a run, on any process, for example because some time has passed on its clock; on several
-        processes, the others learn about it with the gradients of the next update. The event
-        ``on_training_state_request`` is then called on all processes, in which ``SaveTrainingStateCallback`` saves a
+        processes, the others learn about it with the gradients of the next update. The ``on_training_state_request``
+        event is then called on all processes, in which ``SaveTrainingStateCallback`` saves a
         state. Without a callback for the event, a warning is shown and nothing is saved.
 
         Example:
@@ -1677,7 +1677,7 @@ class AnyTrainer(ABC):
         """Request that all processes save a training state after the same update, and end the run to be resumed later.
 
         You call it within a run if the machine will be taken away; outside of a run it has no effect. A single process
-        may make the request, even from a signal handler or a thread. The event ``on_preemption`` is then called on all
+        may make the request, even from a signal handler or a thread. The ``on_preemption`` event is then called on all
         processes, in which ``SaveTrainingStateCallback`` saves a state; without that callback, no state is saved.
         Afterwards ``train()`` raises ``TrainingPreempted``, a ``SystemExit`` that ends the script with status 75. If
         the run is complete by then, it ends as usual.

@@ -85,7 +85,7 @@ def running(
 
 @contextmanager
 def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
-    """Run the clock meanwhile, and restore the trainer afterwards."""
+    """Run the clock within the block, and restore the trainer afterwards."""
     trainer = session.trainer
     trainer.run_history.clock.start()
     session.running = kind

@@ -166,7 +166,7 @@ def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> boo
 
     Args:
         trainer_class: The class of the trainer.
-        factory: The argument ``create_scheduler_fn`` of ``train()``, or None.
+        factory: The ``create_scheduler_fn`` argument of ``train()``, or None.
         is_assigned: Whether a script has assigned a scheduler to the trainer.
     """
     is_overridden = _is_overridden(trainer_class.create_scheduler)

@@ -555,7 +555,7 @@ class Session(RunState):
         """Return the context of an evaluation with separate means and modes, after which those for training return.
 
         Args:
-            stage: The stage of the run meanwhile.
+            stage: The stage of the run within the block.
         """
         trainer = self.trainer
         self.require_between_steps("An evaluation")

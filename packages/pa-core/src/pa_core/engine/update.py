@@ -311,7 +311,7 @@ class TrainerUpdate(AnyUpdate):
         return loss
 
     def backward(self, loss: Tensor, batch: Any) -> None:
-        """Add the gradients of a loss to the update; only the loss keeps the outputs of the step meanwhile.
+        """Add the gradients of a loss to the update; only the loss keeps the outputs of the step during the pass.
 
         Args:
             loss: The loss, from ``report``.

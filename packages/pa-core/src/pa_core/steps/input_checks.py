@@ -163,8 +163,8 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
     """Raise an error for an optimizer instead of a function that creates it, or for both.
 
     Args:
-        factory: The argument ``create_optimizer_fn``.
-        optimizer: The argument ``optimizer``.
+        factory: The ``create_optimizer_fn`` argument.
+        optimizer: The ``optimizer`` argument.
 
     Raises:
         ArgumentTypeError: ``factory`` is not a function.
@@ -188,7 +188,7 @@ def check_scheduler_factory(factory: object) -> None:
     """Raise an error for a scheduler instead of its factory; a scheduler may be callable, but not with an optimizer.
 
     Args:
-        factory: The argument ``create_scheduler_fn``.
+        factory: The ``create_scheduler_fn`` argument.
 
     Raises:
         ArgumentTypeError: ``factory`` is not a factory.

@@ -89,7 +89,7 @@ class Parquet:
 
         Returns:
             An object that returns row ``n`` as a dictionary by column for the index ``n``, counted from 0, and has a
-            method ``close``.
+            ``close`` method.
 
         Raises:
             ShardError: The file is missing or damaged, is not a Parquet file, or lacks one of ``columns``.

@@ -331,7 +331,7 @@ class ShardFile:
     def explaining(self) -> Generator[None]:
         """Turn errors of reading within the block into a ``ShardError`` that names the file.
 
-        A context manager. You use it in a reader around the calls of a library that reads the file. The methods of this
+        A context manager. You use it in a reader around the calls to a library that reads the file. The methods of this
         class use it themselves.
 
         Raises:
@@ -494,7 +494,7 @@ class OpenShard(Protocol[_SampleT_co]):
 
     ``ShardReader.open`` returns it, and ``ShardedFiles`` reads each sample with ``shard[row]``, where ``row`` is from 0
     to one less than the number that ``ShardReader.count`` returned. Your class need not derive from this class. If it
-    has a method ``close``, that method is called without arguments when the file is no longer in use. Raise a
+    has a ``close`` method, that method is called without arguments when the file is no longer in use. Raise a
     ``ShardError`` for a sample that cannot be read.
 
     Example:
