@@ -387,8 +387,8 @@ class UpdateSplit:
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
-        You call it to weight the loss of a step, or to count samples. The number is at least 1, and less than in other
-        steps at the end of an update or of the epoch.
+        You call it to weight the loss of a step, or to count samples. The number is at least 1. Steps differ in it if
+        the samples of an update do not divide evenly, and in the last update of an epoch.
 
         Args:
             step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
