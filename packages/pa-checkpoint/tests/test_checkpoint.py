@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -26,6 +27,7 @@ from typing_extensions import override
 from pa_checkpoint import CheckpointError, load
 from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
 from pa_checkpoint._folder import Folder
+from pa_checkpoint._manifest import FileEntry, manifest_text, read_manifest
 from tests.launching import Launch
 from tests.support.disks import full_disk
 from tests.support.states import names_in, save, summary
@@ -117,7 +119,7 @@ def test_a_state_can_be_verified_with_other_tools(tmp_path: Path) -> None:
     manifest = shown["verify"](tmp_path / "state")
     (tmp_path / "state" / "state.json").write_bytes(b"{}")
 
-    assert (manifest["format"], manifest["version"]) == ("pa-core training state", 1)
+    assert (manifest["format"], manifest["version"]) == ("pa-core training state", 3)
     assert manifest["summary"] == summary(commit="0" * 64)
     assert sorted(manifest["files"]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     with pytest.raises(AssertionError):
@@ -136,9 +138,10 @@ _FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.
 
 
 def _expect_damage(path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="damaged") as caught:
-        load(path)
-    assert str(path / name) in caught.value.given
+    for lazy in (False, True):
+        with pytest.raises(CheckpointError, match="damaged") as caught:
+            load(path, lazy=lazy)
+        assert str(path / name) in caught.value.given
 
 
 def _flipped(whole: bytes) -> Iterator[bytes]:
@@ -190,6 +193,34 @@ def test_without_digests_only_sizes_are_compared(damaged: Path) -> None:
     (damaged / "model.safetensors").write_bytes(whole)
 
 
+def test_damage_to_a_tensor_that_stays_on_disk_is_seen_before_it_is_read(tmp_path: Path) -> None:
+    """Wherever it is, in whichever of the blocks that are read."""
+    path = tmp_path / "state"
+    write_checkpoint(path, {"model": torch.arange(1_000_000.0)}, summary())
+    whole = bytearray((path / "model.safetensors").read_bytes())
+    for position in (len(whole) - 1, len(whole) // 2, 1 << 20, (1 << 20) - 1, 200):
+        damaged = bytearray(whole)
+        damaged[position] ^= 4
+        (path / "model.safetensors").write_bytes(damaged)
+        _expect_damage(path, "model.safetensors")
+
+
+def test_a_state_of_digests_of_sha256_is_verified(tmp_path: Path) -> None:
+    """As earlier versions wrote it; a digest of the other kind is none."""
+    path = tmp_path / "state"
+    _write(path)
+    entries = {
+        name: FileEntry(entry.bytes, hashlib.sha256((path / name).read_bytes()).hexdigest())
+        for name, entry in read_manifest(path).files.items()
+    }
+    (path / "manifest.json").write_bytes(manifest_text(summary(), entries, version=1))
+    assert _updates(path) == (1, 1)
+    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-1] + b"\x00")
+    _expect_damage(path, "model.safetensors")
+    (path / "manifest.json").write_bytes(manifest_text(summary(), entries))
+    _expect_damage(path, "manifest.json")
+
+
 def _with_digest(manifest: dict[str, Any]) -> bytes:
     manifest["manifest_sha256"] = "0" * 64
     text = json.dumps(manifest).encode()
@@ -201,12 +232,12 @@ def _with_files_of(path: Path, changes: dict[str, Any]) -> None:
     manifest = json.loads((path / "manifest.json").read_bytes())
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
-        entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        entry.update(bytes=len(content), xxh3_128=xxhash.xxh3_128_hexdigest(content))
     (path / "manifest.json").write_bytes(_with_digest(manifest | changes))
 
 
 def _file(**fields: Any) -> dict[str, Any]:
-    return {"files": {"state.json": {"bytes": 10, "sha256": "0" * 64} | fields}}
+    return {"files": {"state.json": {"bytes": 10, "xxh3_128": "0" * 32} | fields}}
 
 
 _NO_NAMES = ("../outside.safetensors", "/etc/hostname", "..", "", "a\x00b")
@@ -222,10 +253,10 @@ _NO_NAMES = ("../outside.safetensors", "/etc/hostname", "..", "", "a\x00b")
         ({"summary": summary() | {"sequence": -1}}, "summary.sequence is -1"),
         ({"summary": summary() | {"note": [1, 2]}}, "summary.note is [1, 2]"),
         ({"files": []}, "AttributeError"),
-        ({"files": {"state.json": {"bytes": 10}}}, "KeyError: 'sha256'"),
+        ({"files": {"state.json": {"bytes": 10}}}, "KeyError: 'xxh3_128'"),
         *((_file(bytes=size), "state.json of") for size in ("10", -1)),
-        *((_file(sha256=digest), "with the digest") for digest in ("../../../other", "A" * 64)),
-        *(({"files": {name: {"bytes": 0, "sha256": "0" * 64}}}, f"a file called {name!r}") for name in _NO_NAMES),
+        *((_file(xxh3_128=digest), "with the digest") for digest in ("../../../other", "A" * 32)),
+        *(({"files": {name: {"bytes": 0, "xxh3_128": "0" * 32}}}, f"a file called {name!r}") for name in _NO_NAMES),
     ],
 )
 def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
@@ -248,9 +279,9 @@ def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
 def test_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     """It says so, instead of looking damaged."""
     _write(tmp_path / "state")
-    _with_files_of(tmp_path / "state", {"version": 3})
+    _with_files_of(tmp_path / "state", {"version": 4})
     with pytest.raises(
-        CheckpointError, match=r"newer format[\s\S]*version 3[\s\S]*Install the version of pa-checkpoint"
+        CheckpointError, match=r"newer format[\s\S]*version 4[\s\S]*Install the version of pa-checkpoint"
     ):
         load(tmp_path / "state")
 
@@ -600,10 +631,11 @@ def test_a_state_that_may_not_be_read_is_skipped_with_its_reason() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of the memory of a program")
 def test_writing_needs_no_second_copy_of_the_tensors(launch: Launch, tmp_path: Path) -> None:
-    """Whoever trains a model that just fits into memory can save it, and load it into as much again."""
+    """Whoever trains a model that just fits into memory can save it, and load it into its tensors or as much again."""
     script = """
 import re, sys
 import torch
+import xxhash
 from pa_checkpoint import load
 from pa_checkpoint._checkpoint import write_checkpoint
 
@@ -618,6 +650,10 @@ write_checkpoint(sys.argv[1], parts, summary)
 print("written with", peak() - before, "MiB more")
 assert peak() - before < 30
 before = peak()
+for name, tensor in load(sys.argv[1], lazy=True)["model"].items():
+    tensor.read_into(parts["model"][name])
+print("read into the tensors with", peak() - before, "MiB more")
+assert peak() - before < 16
 state = load(sys.argv[1])
 print("read with", peak() - before, "MiB more")
 assert peak() - before < 160 + 30

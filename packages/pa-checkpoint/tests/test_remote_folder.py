@@ -64,7 +64,7 @@ def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(
         faults.sent.clear()
         path = save(tmp_path / "states", update)
         store.upload(path)
-        *files, manifest = [name for name in faults.sent if name.endswith(".json") or len(name) == 64]
+        *files, manifest = [name for name in faults.sent if name.endswith(".json") or len(name) == 32]
         assert len(files) == num_files
         assert manifest.endswith(f"step_{update}.json")
     assert [state.name for state in store.states()] == ["step_1", "step_2"]
@@ -100,7 +100,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, store: RemoteFolder, damage:
     store.upload(first)
     state = store.upload(second)
     manifest = tmp_path / "store" / "states" / state.object_name
-    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["sha256"]
+    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["xxh3_128"]
     (target,) = (tmp_path / "store" / "files").glob(f"*/{digest}")
     if damage == "missing":
         target.unlink()
@@ -123,7 +123,7 @@ def test_files_of_a_manifest_lead_nowhere_else(tmp_path: Path, store: RemoteFold
     manifest = read_manifest(path)
     files = {("../../outside" if name == "state.json" else name): entry for name, entry in manifest.files.items()}
     state = store.upload(path)
-    (tmp_path / "store" / "states" / state.object_name).write_bytes(manifest_text(manifest.summary, files, version=1))
+    (tmp_path / "store" / "states" / state.object_name).write_bytes(manifest_text(manifest.summary, files))
     fresh = RemoteFolder(store.url)
     with pytest.raises(CheckpointError, match="outside"):
         fresh.download(fresh.states()[-1], tmp_path / "elsewhere")
@@ -148,7 +148,7 @@ def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Pa
     for update in range(1, 4):
         store.upload(save(tmp_path / "states", update))
     newest = tmp_path / "store" / "states" / store.states()[-1].object_name
-    digest = json.loads(newest.read_text())["files"]["trained.safetensors"]["sha256"]
+    digest = json.loads(newest.read_text())["files"]["trained.safetensors"]["xxh3_128"]
     next((tmp_path / "store" / "files").glob(f"*/{digest}")).unlink()
     store.keep(1, "first")
     assert [state.name for state in store.states()] == ["step_2", "step_3"]
@@ -329,7 +329,7 @@ def test_the_newest_whole_checkpoint_is_fetched(tmp_path: Path, store: RemoteFol
     for update in range(1, 4):
         store.upload(save(tmp_path / "states", update))
     damaged = json.loads((tmp_path / "states" / "step_3" / "manifest.json").read_text())["files"]["trained.safetensors"]
-    (blob,) = (tmp_path / "store" / "files").glob(f"*/{damaged['sha256']}")
+    (blob,) = (tmp_path / "store" / "files").glob(f"*/{damaged['xxh3_128']}")
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
 
     said: list[str] = []
@@ -399,7 +399,7 @@ def test_objects_of_another_size_are_not_downloaded(
     """A manifest, or a file, that somebody has made larger than the disk costs nothing."""
     state = store.upload(save(tmp_path / "states", 1))
     manifest = tmp_path / "store" / "states" / state.object_name
-    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["sha256"]
+    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["xxh3_128"]
     (target,) = (tmp_path / "store" / "files").glob(f"*/{digest}")
     whole = target.read_bytes()
     os.truncate(target, 1 << 40)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from pa_checkpoint import CheckpointError, Folder, load
+from pa_checkpoint import CheckpointError, Folder, load, save
 from pa_checkpoint._encoding import encode
 from pa_checkpoint._sharded_tensor import StoredPiece, StoredTensor
 from pa_checkpoint._torch import is_sharded, local_piece, local_shape_and_offset, version_of
@@ -130,6 +130,55 @@ def test_parts_of_large_pieces_are_read(tmp_path: Path) -> None:
         target = torch.zeros(size, dtype=torch.float64)
         source.read_into(target, begin)
         assert torch.equal(target, region.double())
+
+
+def test_whole_tensors_stay_on_disk_too(tmp_path: Path) -> None:
+    """Large ones do, and are read as they were, into targets of any kind; complex ones and arrays are read at once."""
+    numbers = torch.arange(60_000.0)
+    values: dict[str, Any] = {
+        "plain": numbers, "strided": numbers.view(200, 300).T, "half": numbers.bfloat16(), "small": torch.ones(3),
+        "complex": torch.complex(numbers, -numbers).view(6, 10_000).T, "array": numbers.numpy(), "step": 3,
+    }  # fmt: skip
+    save(tmp_path / "state", {"part": {**values, "tied": numbers}})
+    lazily, eagerly = (load(tmp_path / "state", lazy=lazy)["part"] for lazy in (True, False))
+    assert [name for name, value in lazily.items() if isinstance(value, StoredTensor)] == [
+        "plain", "strided", "half", "tied",
+    ]  # fmt: skip
+    assert lazily["tied"] is lazily["plain"]
+    targets = (
+        torch.zeros(200, 300).T,
+        torch.zeros(300, 200),
+        torch.zeros(300, 200).double(),
+        torch.nn.Parameter(torch.zeros(300, 200)),
+        torch.zeros(2, 300, 200)[1],
+    )
+    for target in targets:
+        before = version_of(target)
+        lazily["strided"].read_into(target)
+        assert torch.equal(target, values["strided"].to(target.dtype))
+        assert version_of(target) > before
+    resolved = StoredTensor.resolve(lazily)
+    assert (resolved.pop("array") == eagerly["array"]).all()
+    assert resolved.pop("step") == 3
+    assert resolved.pop("tied") is resolved["plain"]
+    for name, value in resolved.items():
+        assert torch.equal(value, values[name])
+        assert value.stride() == eagerly[name].stride() == values[name].stride()
+
+
+def test_a_state_that_is_replaced_before_it_was_read_is_never_mixed(tmp_path: Path) -> None:
+    """Neither with that of another step under the same path, nor with nothing."""
+    save(tmp_path / "state", {"part": [torch.zeros(10_000), torch.zeros(10_000)]})
+    first, second = load(tmp_path / "state", lazy=True)["part"]
+    assert first.whole().sum() == 0
+    save(tmp_path / "state", {"part": [torch.ones(10_000), torch.ones(10_000)]})
+    target = torch.full((10_000,), 7.0)
+    with pytest.raises(CheckpointError, match="replaced"):
+        second.read_into(target)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="No such file"):
+        second.read_into(target)
+    assert target.eq(7).all()
 
 
 def truncate(file: Path) -> None:

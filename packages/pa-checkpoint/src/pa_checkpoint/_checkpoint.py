@@ -29,17 +29,16 @@ from pa_checkpoint._errors import (
 from pa_checkpoint._files import (
     DigestingReader,
     DigestingWriter,
+    digest_of,
     find,
     located,
+    new_hash,
     publish,
-    sha256_of,
     staged,
     sync_file,
     with_enough_stack,
 )
 from pa_checkpoint._manifest import (
-    FIRST_VERSION,
-    LAST_VERSION,
     MANIFEST,
     FileEntry,
     LinkableFiles,
@@ -180,7 +179,7 @@ class ShareOfOther:
             if not folder.is_dir():
                 raise _not_shared(folder, "the first process has made it, and it is not there")
             files = write_files(folder)
-            receipt = {"files": {name: (entry.bytes, entry.sha256) for name, entry in files.items()}}
+            receipt = {"files": files}
         except CheckpointError as error:
             receipt = _problem(error)
             raise
@@ -240,7 +239,7 @@ def entries_of_pieces(folder: Path, files: Iterable[str]) -> EntriesOfPieces:
     entries: dict[str, Mapping[str, TensorEntry]] = {}
     for name in filter(is_piece_file, files):
         with (folder / name).open("rb") as file:
-            entries[name] = read_header(DigestingReader(file, verify=False), (folder / name).stat().st_size).entries
+            entries[name] = read_header(DigestingReader(file), (folder / name).stat().st_size).entries
     return entries
 
 
@@ -281,8 +280,6 @@ def _file_of(piece: Mapping[str, Any], tensor: Mapping[str, Any], entries: Entri
 DOCUMENTS = "state.json"
 TENSORS = ".safetensors"
 CONSTANT = ".constant"
-
-_BLOCK = 1 << 22  # bytes that are read at a time
 
 _ContentT = TypeVar("_ContentT")
 
@@ -413,9 +410,11 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares
         verify: Whether to compare all files with their digests. The default is True, since a damaged weight would not
             be noticed otherwise. Pass False for speed if the files were verified before; the manifest and the sizes are
             always checked.
-        lazy: Whether tensors that several processes saved in pieces stay on disk, each as a ``StoredTensor``, from
-            which each process reads only its piece. The default, False, builds whole tensors in memory, which every
-            ``load_state_dict`` takes. Pass True if a model does not fit the memory of a process.
+        lazy: Whether tensors stay on disk, each as a ``StoredTensor``, until you read them into the tensors of a model,
+            or a process reads its piece of them. The files are verified before the call returns, and tensors of at most
+            16 KiB, complex tensors and arrays are in memory. The default, False, builds whole tensors in memory, which
+            every ``load_state_dict`` takes. Pass True if there is no memory for a second copy of a model, or if a model
+            does not fit the memory of a process.
         in_shares: Whether all processes of ``torch.distributed`` make this call now, and each of them verifies only its
             share of the files with pieces, which is faster. The default is False, since an error then occurs on a
             single process: exchange the outcome before you continue, for example with
@@ -505,8 +504,8 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
         if path.name == MANIFEST or not path.is_file():
             raise _cannot_list(path)
         sync_file(path)
-        files[path.name] = FileEntry(path.stat().st_size, sha256_of(path))
-    _write_manifest(folder, summary, files, FIRST_VERSION)
+        files[path.name] = FileEntry(path.stat().st_size, digest_of(path))
+    _write_manifest(folder, summary, files)
 
 
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
@@ -549,7 +548,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
     for name, entry in manifest.files.items():
         if wanted is None or wanted(name):
             _check_file(folder / name, entry)
-            _read_file(folder / name, entry, _pass_over, verify=True)
+            _read_file(folder / name, entry, DigestingReader.skip, verify=True)
     return manifest.digest
 
 
@@ -569,35 +568,39 @@ def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bo
     def read(name: str, reader: Callable[[DigestingReader, int], _ContentT]) -> _ContentT:
         return _read_file(folder / name, manifest.files[name], reader, verify=verify)
 
-    pieces = {
-        name: PieceFile(folder / name, manifest.files[name].bytes) for name in manifest.files if is_piece_file(name)
-    }
+    files = {name: PieceFile(folder / name, entry.bytes) for name, entry in manifest.files.items()}
+    pieces = {name: file for name, file in files.items() if is_piece_file(name)}
     documents = read(DOCUMENTS, _read_documents)
     parts: dict[str, Any] = {}
     for name, document in documents.items():
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor | StoredTensor] = {}
         for file_name in (name + TENSORS, name + CONSTANT + TENSORS):
-            tensors |= read(file_name, read_tensors) if file_name in manifest.files else {}
-        try:
-            parts[name] = decode(document, tensors, pieces)
-        except (MemoryError, RecursionError):
-            raise
-        except Exception as error:  # what a wrong document does is not limited to some kinds of errors
-            found = f"{name}, which raised {type(error).__name__}: {error}"
-            raise damage(folder / DOCUMENTS, found, "a document in the format of this version") from error
+            if file_name in files:
+                tensors |= read(file_name, files[file_name].leave if lazy else read_tensors)
+        parts[name] = _decoded(folder / DOCUMENTS, name, document, tensors, pieces)
     rank, processes = share
     for name in sorted(pieces)[rank::processes]:
         if verify:
-            read(name, _pass_over)
+            read(name, DigestingReader.skip)
         pieces[name].check()
     return Checkpoint(path, manifest.summary, parts if lazy else StoredTensor.resolve(parts), manifest.digest)
 
 
-def _pass_over(file: DigestingReader, size: int) -> None:
-    """Read a file for its digest alone."""
-    buffer = memoryview(bytearray(min(size, _BLOCK)))
-    while file.read_into(buffer):
-        pass
+def _decoded(
+    path: Path,
+    name: str,
+    document: JsonValue,
+    tensors: Mapping[str, Tensor | StoredTensor],
+    pieces: Mapping[str, PieceFile],
+) -> Any:
+    """Return a part of a checkpoint from its document, which is in the file at the path."""
+    try:
+        return decode(document, tensors, pieces)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # what a wrong document does is not limited to some kinds of errors
+        found = f"{name}, which raised {type(error).__name__}: {error}"
+        raise damage(path, found, "a document in the format of this version") from error
 
 
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
@@ -614,14 +617,14 @@ def _read_file(
     """Read a file with a function, and verify its digest."""
     try:
         with path.open("rb") as opened:
-            file = DigestingReader(opened, verify=verify)
+            file = DigestingReader(opened, new_hash(entry.digest) if verify else None)
             content = reader(file, entry.bytes)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in NOT_OF_THE_FILE:
             raise
         raise damage(path, str(error)) from error
-    if verify and file.sha256 != entry.sha256:
-        raise damage(path, f"the SHA-256 digest {file.sha256}", f"the digest {entry.sha256}")
+    if verify and file.digest != entry.digest:
+        raise damage(path, f"the digest {file.digest}", f"the digest {entry.digest}")
     return content
 
 
@@ -674,18 +677,13 @@ def _write_index(
         name: document_with_places(part.document, entries) if part.pieces else part.document
         for name, part in parts.items()
     }
-    is_sharded = any(part.pieces for part in parts.values())
-    has_constants = any(name.endswith(CONSTANT + TENSORS) for name in files)
     files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, documents=documents))
-    version = LAST_VERSION if is_sharded or has_constants else FIRST_VERSION
-    _write_manifest(folder, summary, files, version)
+    _write_manifest(folder, summary, files)
 
 
-def _write_manifest(
-    folder: Path, summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int
-) -> None:
+def _write_manifest(folder: Path, summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry]) -> None:
     """Write the manifest and read it back, so that an unreadable manifest is not published."""
-    text = manifest_text(summary, files, version)
+    text = manifest_text(summary, files)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
     try:
         manifest = read_manifest(folder)
@@ -727,7 +725,7 @@ def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEnt
         write(file)
         opened.flush()
         os.fsync(opened.fileno())
-    return FileEntry(file.size, file.sha256)
+    return FileEntry(file.size, file.digest)
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from pa_checkpoint._sharded_tensor import (
     ShardedPiece,
     StoredPiece,
     StoredTensor,
+    StridedTensor,
     UnknownLayoutError,
 )
 from pa_checkpoint._tensor_file import (
@@ -352,7 +353,7 @@ _ADVICE_OF_MOMENTS = {
 
 def decode(
     document: JsonValue,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | StoredTensor],
     files: Mapping[str, PieceFile] = MappingProxyType({}),
 ) -> Any:
     """Restore a value from the results of ``encode``.
@@ -362,7 +363,7 @@ def decode(
     Args:
         document: The document.
         tensors: The tensors of the document by name. The value contains them without a copy, unless the original had
-            different strides.
+            different strides. Complex tensors and arrays that are on disk are read.
         files: The files of pieces by name. Their content stays on disk: the value has a ``StoredTensor`` for each
             tensor that was saved in pieces.
 
@@ -382,10 +383,10 @@ _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
 class _Decoder:
     """A walk through a document."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], files: Mapping[str, PieceFile]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor], files: Mapping[str, PieceFile]) -> None:
         self._tensors = tensors
         self._files = files
-        self._built: dict[str, Tensor] = {}
+        self._built: dict[str, Tensor | StoredTensor] = {}
         self._stored: dict[str, StoredTensor] = {}
 
     def decode(self, document: JsonValue) -> Any:
@@ -413,14 +414,15 @@ class _Decoder:
         # long lists of numbers are common
         return [item if type(item) in _WITHOUT_PARTS else self.decode(item) for item in items]
 
-    def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor:
+    def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor | StoredTensor:
         """Return the tensor of a name, the same object for each mention."""
         if name not in self._built:
             tensor = self._tensors[name]
             if document.get("complex"):
-                tensor = torch.view_as_complex(tensor)
+                tensor = torch.view_as_complex(_in_memory(tensor))
             if "strides" in document:
-                tensor = with_strides(tensor, cast("list[int]", document["strides"]))
+                restore = StridedTensor if isinstance(tensor, StoredTensor) else with_strides
+                tensor = restore(cast("Any", tensor), cast("list[int]", document["strides"]))
             self._built[name] = tensor
         return self._built[name]
 
@@ -436,6 +438,10 @@ class _Decoder:
         return self._stored[name]
 
 
+def _in_memory(tensor: Tensor | StoredTensor) -> Tensor:
+    return tensor.whole() if isinstance(tensor, StoredTensor) else tensor
+
+
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
@@ -447,9 +453,9 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-_FROM_TENSOR: dict[str, Callable[[Tensor], Any]] = {
+_FROM_TENSOR: dict[str, Callable[[Tensor | StoredTensor], Any]] = {
     "$tensor": lambda tensor: tensor,
-    "$ndarray": lambda tensor: tensor.numpy(),
+    "$ndarray": lambda tensor: _in_memory(tensor).numpy(),
 }
 
 _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {

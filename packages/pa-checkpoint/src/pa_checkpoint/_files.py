@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from pa_checkpoint._errors import CheckpointError, damage
 
@@ -99,7 +99,36 @@ def sync_folder(folder: Path) -> None:
 
 
 _CHUNK = 1 << 22  # bytes: a busy training thread gives the GIL back after up to 5 ms, which is paid for each chunk
+_BUFFER = 1 << 20  # bytes that are read at a time and not kept, so few that they stay in a processor's cache
 _WRITE_BACK = 1 << 25  # bytes
+_SHA256_DIGITS = 64
+
+
+class Hash(Protocol):
+    """A hash object of ``hashlib`` or ``xxhash``."""
+
+    def update(self, content: bytes | memoryview, /) -> None:
+        """Add some content."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Return the digest of the content so far, in hexadecimal."""
+        ...
+
+
+def new_hash(like: str = "") -> Hash:
+    """Return a hash object for the content of a file.
+
+    It is XXH3 with 128 bits, which protects from damage and not from an attacker, and is as fast as memory.
+
+    Args:
+        like: A digest that it will be compared with. Earlier versions of the format have digests of SHA-256.
+    """
+    if len(like) == _SHA256_DIGITS:
+        return hashlib.sha256()
+    import xxhash  # here: a program that saves and loads nothing does not import it
+
+    return xxhash.xxh3_128()
 
 
 class DigestingWriter:
@@ -111,13 +140,13 @@ class DigestingWriter:
 
     def __init__(self, file: BufferedWriter | None) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
+        self._hash = new_hash()
         self._written_back = 0
         self.size: int = 0
         """The bytes written so far."""
 
     @property
-    def sha256(self) -> str:
+    def digest(self) -> str:
         """The digest of the written content."""
         return self._hash.hexdigest()
 
@@ -140,10 +169,17 @@ class DigestingWriter:
             self._written_back = self.size
 
 
-def sha256_of(path: Path) -> str:
-    """Return the digest of a whole file."""
+def digest_of(path: Path, like: str = "") -> str:
+    """Return the digest of a whole file.
+
+    Args:
+        path: The file.
+        like: A digest that it will be compared with, which decides the kind.
+    """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        reader = DigestingReader(file, new_hash(like))
+        reader.skip()
+    return reader.digest
 
 
 class DigestingReader:
@@ -151,23 +187,23 @@ class DigestingReader:
 
     Args:
         file: A file that is open for reading.
-        verify: Whether to hash. Without it, ``sha256`` is the digest of empty content.
+        hash_: The hash object, or None to read the content only.
     """
 
-    def __init__(self, file: BufferedReader, *, verify: bool) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._verify = verify
+    def __init__(self, file: BufferedReader, hash_: Hash | None = None) -> None:
+        self.file: BufferedReader = file
+        self._hash = hash_
+        self._buffer = memoryview(b"")
 
     @property
-    def sha256(self) -> str:
-        """The digest of the read content."""
-        return self._hash.hexdigest()
+    def digest(self) -> str:
+        """The digest of the read content; empty without a hash object."""
+        return "" if self._hash is None else self._hash.hexdigest()
 
     def read(self, size: int = -1) -> bytes:
         """Read so many bytes, or fewer at the end of the file; without a size, read the rest."""
-        content = self._file.read(size)
-        if self._verify:
+        content = self.file.read(size)
+        if self._hash is not None:
             self._hash.update(content)
         return content
 
@@ -176,13 +212,24 @@ class DigestingReader:
         filled = 0
         while filled < len(view):
             chunk = view[filled : filled + _CHUNK]
-            count = self._file.readinto(chunk)
+            count = self.file.readinto(chunk)
             if count == 0:
                 break
-            if self._verify:
+            if self._hash is not None:
                 self._hash.update(chunk[:count])
             filled += count
         return filled
+
+    def skip(self, size: int | None = None) -> None:
+        """Hash so many bytes, or the rest of the file, and keep nothing; without a hash object, skip them."""
+        left = os.fstat(self.file.fileno()).st_size - self.file.tell() if size is None else size
+        if self._hash is None:
+            self.file.seek(left, os.SEEK_CUR)
+            return
+        if len(self._buffer) < min(left, _BUFFER):
+            self._buffer = memoryview(bytearray(min(left, _BUFFER)))
+        while left > 0 and (count := self.read_into(self._buffer[:left])):
+            left -= count
 
 
 _ATTEMPTS = 5  # to look in both places: while one is looked at, the directory may move to the other

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import NOT_OF_THE_FILE, CheckpointError, damage, written_out
-from pa_checkpoint._files import DigestingWriter, is_plain_name, sha256_of, with_enough_stack
+from pa_checkpoint._files import DigestingWriter, digest_of, is_plain_name, with_enough_stack
 from pa_checkpoint._tensor_file import bytes_of, header_of, memory_of, write_tensors
 from pa_checkpoint._torch import version_of
 
 MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
-FIRST_VERSION, LAST_VERSION = 1, 2
-"""The versions of the format: from version 2 on, a part may have several files of tensors."""
+FIRST_VERSION, LAST_VERSION = 1, 3
+"""The versions of the format: from 2 on, a part may have several files of tensors; from 3 on, digests are of XXH3."""
 _ZEROS = b"0" * 64
-_DIGEST = re.compile("[0-9a-f]{64}")
+_SHA256, _XXH3 = ("sha256", re.compile("[0-9a-f]{64}")), ("xxh3_128", re.compile("[0-9a-f]{32}"))
 _OWN_DIGEST = re.compile(rb'"manifest_sha256":\s*"([0-9a-f]{64})"')  # the last match: a summary may have such an entry
 _ENOUGH_TO_RECOGNIZE = 4096
 MOST_BYTES = 1 << 26
@@ -38,10 +38,10 @@ _KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": 
 
 
 class FileEntry(NamedTuple):
-    """The size of a file in bytes, and its SHA-256 digest in hexadecimal."""
+    """The size of a file in bytes, and its digest in hexadecimal: of XXH3, or of SHA-256 up to version 2."""
 
     bytes: int
-    sha256: str
+    digest: str
 
 
 class Manifest(NamedTuple):
@@ -87,7 +87,9 @@ def _fits(name: str, value: object) -> bool:
     return type(value) in kinds and not (type(value) is float and not math.isfinite(value))
 
 
-def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int) -> bytes:
+def manifest_text(
+    summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int = LAST_VERSION
+) -> bytes:
     """Return the content of a manifest, which ends with its digest; for the digest, zeros take the place of the digest.
 
     Zeros elsewhere, for example an unknown commit in the summary, stay.
@@ -95,13 +97,14 @@ def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEnt
     Args:
         summary: The plain values that the writer has passed.
         files: The other files by name.
-        version: The lowest version of the format that supports the files.
+        version: The version of the format; in an earlier one than the last, the digests are of SHA-256.
     """
+    kind, _ = _kind_of_digest(version)
     content = {
         "format": _FORMAT,
         "version": version,
         "summary": dict(summary),
-        "files": {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in files.items()},
+        "files": {name: {"bytes": entry.bytes, kind: entry.digest} for name, entry in files.items()},
         "manifest_sha256": _ZEROS.decode(),
     }
     text = json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
@@ -153,8 +156,8 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     try:
         if content["version"] > LAST_VERSION:
             raise _newer_version(path.parent, content["version"])
-        if content["version"] not in (FIRST_VERSION, LAST_VERSION):
-            raise damage(path, f"the version {content['version']!r}", f"{FIRST_VERSION} or {LAST_VERSION}")
+        if content["version"] not in range(FIRST_VERSION, LAST_VERSION + 1):
+            raise damage(path, f"the version {content['version']!r}", f"{FIRST_VERSION} to {LAST_VERSION}")
         return _from_dict(content, digest.decode())
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of what no version has written
         raise damage(path, f"a wrong entry ({type(error).__name__}: {error})", "entries as they are written") from error
@@ -176,14 +179,20 @@ def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
         raise ValueError(f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}")
     if wrong := [name for name in files if not is_plain_name(name)]:
         raise ValueError(f"a file called {wrong[0]!r}")
-    return Manifest(summary, {name: _entry(name, fields) for name, fields in files.items()}, digest)
+    kind = _kind_of_digest(content["version"])
+    return Manifest(summary, {name: _entry(name, fields, *kind) for name, fields in files.items()}, digest)
 
 
-def _entry(name: str, fields: Mapping[str, Any]) -> FileEntry:
+def _kind_of_digest(version: int) -> tuple[str, re.Pattern[str]]:
+    """Return the name of the digests in a version of the format, and their form."""
+    return _XXH3 if version == LAST_VERSION else _SHA256
+
+
+def _entry(name: str, fields: Mapping[str, Any], kind: str, form: re.Pattern[str]) -> FileEntry:
     """Return the checked entry of a file."""
-    entry = FileEntry(fields["bytes"], fields["sha256"])
-    if type(entry.bytes) is not int or entry.bytes < 0 or not _DIGEST.fullmatch(entry.sha256):
-        raise ValueError(f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.sha256)}")
+    entry = FileEntry(fields["bytes"], fields[kind])
+    if type(entry.bytes) is not int or entry.bytes < 0 or not form.fullmatch(entry.digest):
+        raise ValueError(f"{name} of {reprlib.repr(entry.bytes)} bytes with the digest {reprlib.repr(entry.digest)}")
     return entry
 
 
@@ -371,14 +380,14 @@ class LinkableFiles:
             path: The path of the file.
             entry: Its size and digest.
         """
-        self._whole[_inode(path)] = entry.sha256
+        self._whole[_inode(path)] = entry.digest
 
     def _is_whole(self, path: Path, entry: FileEntry) -> bool:
         """Return whether a file has its digest."""
         inode = _inode(path)
         if inode not in self._whole:
-            self._whole[inode] = sha256_of(path)
-        return self._whole[inode] == entry.sha256
+            self._whole[inode] = digest_of(path, entry.digest)
+        return self._whole[inode] == entry.digest
 
 
 def _earlier_files(folder: Path, name: str) -> Iterator[tuple[Path, FileEntry]]:
@@ -403,9 +412,9 @@ def _entry_of(tensors: Mapping[str, Tensor]) -> FileEntry:
     """Return the size and the digest of a file of tensors without writing it."""
     file = DigestingWriter(None)
     write_tensors(file, tensors)
-    return FileEntry(file.size, file.sha256)
+    return FileEntry(file.size, file.digest)
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the digest of each tensor by name."""
-    return {name: _entry_of({name: tensor}).sha256 for name, tensor in tensors.items()}
+    return {name: _entry_of({name: tensor}).digest for name, tensor in tensors.items()}

@@ -24,7 +24,7 @@ from pa_checkpoint._errors import (
     damage,
     safe_cause,
 )
-from pa_checkpoint._files import Found, find, key_of, located, publish, sha256_of, staged, sync_file
+from pa_checkpoint._files import Found, digest_of, find, key_of, located, publish, staged, sync_file
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, check_name, reason_of, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, MOST_BYTES, FileEntry, Manifest, parse_manifest, read_manifest
 from pa_distributed import without_secrets
@@ -170,7 +170,7 @@ class ObjectStore:
             if (size := _size(files, path)) is not None and size != entry.bytes:
                 raise damage(Path(file.name), f"{size:,} bytes at {self.url}/{name}", f"{entry.bytes:,} bytes")
             files.get_file(path, str(file))
-            if sha256_of(file) != entry.sha256:
+            if digest_of(file, entry.digest) != entry.digest:
                 raise damage(Path(file.name), f"other bytes at {self.url}/{name}")
 
         try:
@@ -628,7 +628,7 @@ class RemoteFolder:
         key = key_of(str(manifest.summary.get("run", "")))
         self._require_to_be_writer(key)
         for name, entry in manifest.files.items():
-            blob = f"{_FILES}/{key}/{entry.sha256}"
+            blob = f"{_FILES}/{key}/{entry.digest}"
             if self._store.size(blob) != entry.bytes:
                 self._store.send(found.path / name, blob)
                 self._require_same(path, found, blob)
@@ -713,7 +713,7 @@ class RemoteFolder:
         for state in removed:
             self._store.remove(f"{_STATES}/{state.object_name}")
         given_up = {
-            entry.sha256
+            entry.digest
             for state in removed
             if (manifest := self._manifests.pop(state.object_name, None)) is not None
             for entry in manifest.files.values()
@@ -725,7 +725,7 @@ class RemoteFolder:
         """Return the description of a checkpoint, or None if it was removed and is still listed."""
         try:
             files = self._read(state).files.values()
-            problem = None if all(sizes.get(entry.sha256) == entry.bytes for entry in files) else "a file is missing"
+            problem = None if all(sizes.get(entry.digest) == entry.bytes for entry in files) else "a file is missing"
         except CheckpointNotFoundError:
             return None
         except ObjectStoreError:
@@ -742,10 +742,10 @@ class RemoteFolder:
         """
         # Listed again, together with the objects that this process has sent, whether they are listed or not.
         states = {state.object_name: state for state in self.states() if state.key == key}
-        needed = {entry.sha256 for name in self._manifests for entry in self._manifests[name].files.values()}
+        needed = {entry.digest for name in self._manifests for entry in self._manifests[name].files.values()}
         for state in states.values():
             try:
-                needed |= {entry.sha256 for entry in self._read(state).files.values()}
+                needed |= {entry.digest for entry in self._read(state).files.values()}
             except CheckpointNotFoundError:  # it was removed, and is still listed
                 continue
             except ObjectStoreError:
@@ -885,7 +885,7 @@ class RemoteFolder:
         try:
             with staged(target, run) as staging:
                 for name, entry in manifest.files.items():
-                    self._store.fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / name, entry)
+                    self._store.fetch(f"{_FILES}/{state.key}/{entry.digest}", staging / name, entry)
                     sync_file(staging / name)
                 (staging / MANIFEST).write_bytes(text)
                 sync_file(staging / MANIFEST)
@@ -936,7 +936,8 @@ def _is_whole(directory: Path) -> bool:
     try:
         manifest = read_manifest(folder)
         check_files(folder, manifest)
-        return all(sha256_of(folder / name) == entry.sha256 for name, entry in manifest.files.items())
+        files = manifest.files.items()
+        return all(digest_of(folder / name, entry.digest) == entry.digest for name, entry in files)
     except (CheckpointError, OSError):
         return False
 

@@ -103,13 +103,11 @@ class SavedModel(NamedTuple):
         read: dict[str, Any] = {}
         for name in names:
             value = self.weights[name]
-            if name.endswith(EXTRA_STATE):
-                read[name] = StoredTensor.resolve(value)
-            elif isinstance(value, StoredTensor) or is_sharded(own[name]):
+            if not name.endswith(EXTRA_STATE) and (isinstance(value, StoredTensor) or is_sharded(own[name])):
                 StoredTensor.of(value).read_into(own[name])
                 read[name] = own[name]
             else:
-                read[name] = value
+                read[name] = StoredTensor.resolve(value)
         model.load_state_dict(read, strict=read.keys() == own.keys() == self.weights.keys())
         buffers = dict(model.named_buffers())
         for name, buffer in self.other_buffers.items():

@@ -5,19 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from pa_checkpoint._errors import damage
 from pa_checkpoint._files import DigestingReader
-from pa_checkpoint._tensor_file import DTYPE_NAMES, Header, TensorEntry, read_header
+from pa_checkpoint._tensor_file import (
+    DTYPE_NAMES,
+    Header,
+    TensorEntry,
+    has_overlap,
+    memory_of_values,
+    read_header,
+    read_tensor,
+    with_strides,
+)
 from pa_checkpoint._torch import chunks_of, is_sharded, local_piece, local_shape_and_offset
 
 if TYPE_CHECKING:
@@ -53,10 +64,10 @@ class StoredPiece(NamedTuple):
 class StoredTensor:
     """Represent a tensor of a checkpoint whose values stay on disk until they are read.
 
-    ``load(path, lazy=True)`` returns it for each tensor that several processes have saved in pieces, for example a
-    weight of an FSDP model. Use it if a model does not fit the memory of a process: each process then reads only its
-    piece, even if the tensor was saved whole or in different pieces, for example on a different number of processes.
-    The checkpoint must stay on the disk until the values are read.
+    ``load(path, lazy=True)`` returns it for each tensor of more than 16 KiB. Use it to load a model without a second
+    copy in memory, or if a model does not fit the memory of a process: each process then reads only its piece, even if
+    the tensor was saved whole or in different pieces, for example on a different number of processes. The checkpoint
+    must stay on the disk until the values are read. If another checkpoint has replaced it, reading raises an error.
 
     You rarely call the constructor: ``load`` makes stored tensors from files, and ``StoredTensor.of`` makes one from a
     tensor in memory. ``whole``, ``like`` and ``read_into`` read the values, and ``StoredTensor.resolve`` reads all
@@ -287,6 +298,29 @@ class StoredTensor:
         return placement if is_shared else Replicate()
 
 
+class StridedTensor(StoredTensor):
+    """A stored tensor that had other strides than the usual when it was saved, and has them again when it is read.
+
+    Args:
+        stored: The tensor.
+        strides: The strides, counted in elements.
+
+    Raises:
+        ValueError: No tensor of its shape has these strides, or its elements would overlap.
+    """
+
+    def __init__(self, stored: StoredTensor, strides: Sequence[int]) -> None:
+        super().__init__(stored.shape, stored.dtype, stored.pieces)
+        self._strides = torch.Size(strides)
+        if has_overlap(self.shape, self._strides):
+            raise ValueError(f"the strides {strides} for a tensor of shape {tuple(self.shape)}")
+
+    @override
+    def whole(self) -> Tensor:
+        """Read the whole tensor into the memory of the CPU, with its strides."""
+        return with_strides(super().whole(), self._strides)
+
+
 class _InMemory(NamedTuple):
     tensor: Tensor
 
@@ -473,6 +507,7 @@ def _overlap(first: _Block, second: _Block) -> bool:
 
 _NAME = re.compile(r".+\.[0-9]+-of-[0-9]+\.safetensors")
 _BLOCK = 1 << 22  # bytes that are read at a time: the memory that reading takes
+_SMALL = 1 << 14  # bytes: to read a smaller tensor takes longer than to keep it
 
 
 def is_piece_file(name: str) -> bool:
@@ -481,7 +516,7 @@ def is_piece_file(name: str) -> bool:
 
 
 class PieceFile:
-    """A file of pieces, in which each piece has the name of its tensor.
+    """A file of pieces, in which each piece has the name of its tensor, or of whole tensors.
 
     It is opened for each read, since there may be more files than a process may have open.
 
@@ -494,7 +529,31 @@ class PieceFile:
         self.path: Path = path
         self._size = size
         self._header: Header | None = None
+        self._seen: tuple[int, int] | None = None
         self._expected: dict[str, tuple[torch.dtype, Sequence[int]]] = {}
+
+    def leave(self, file: DigestingReader, size: int) -> dict[str, Tensor | StoredTensor]:
+        """Return the whole tensors of the file as stored tensors; small tensors are read.
+
+        Args:
+            file: This file, which is open for reading, at its beginning.
+            size: The number of its bytes.
+
+        Raises:
+            MalformedFileError: It is not a tensor file.
+        """
+        self._require_same(file.file)
+        self._header = read_header(file, size)
+        tensors: dict[str, Tensor | StoredTensor] = {}
+        for name, entry in self._header.entries.items():
+            if entry.size <= _SMALL:
+                tensors[name] = read_tensor(file, entry)
+                continue
+            file.skip(entry.size)
+            shape, beginning = tuple(entry.shape), (0,) * len(entry.shape)
+            piece = StoredPiece(beginning, shape, self.piece(name, entry.dtype, entry.shape))
+            tensors[name] = StoredTensor(shape, entry.dtype, [piece])
+        return tensors
 
     def piece(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> FilePiece:
         """Return a piece; ``check`` and ``read_into`` verify that the file contains it.
@@ -527,6 +586,7 @@ class PieceFile:
             return
         try:
             with self.path.open("rb", buffering=0) as file:
+                self._require_same(file)
                 _Reading(file, begin, entry).fill(target, offsets)
         except OSError as error:
             raise damage(self.path, str(error)) from error
@@ -544,10 +604,19 @@ class PieceFile:
         if self._header is None:
             try:
                 with self.path.open("rb") as file:
-                    self._header = read_header(DigestingReader(file, verify=False), self._size)
+                    self._require_same(file)
+                    self._header = read_header(DigestingReader(file), self._size)
             except (OSError, ValueError) as error:
                 raise damage(self.path, str(error)) from error
         return self._header
+
+    def _require_same(self, file: BufferedReader | FileIO) -> None:
+        """Raise an error if the file has been replaced since it was opened first, so that states are never mixed."""
+        status = os.fstat(file.fileno())
+        found = status.st_size, status.st_mtime_ns
+        if self._seen not in (None, found):
+            raise damage(self.path, "another file, which has replaced it", "the file that was verified")
+        self._seen = found
 
 
 class FilePiece(NamedTuple):
@@ -571,8 +640,13 @@ class _Reading:
         self._strides = torch.empty(entry.shape, device="meta").stride()
 
     def fill(self, target: Tensor, offsets: Sequence[int]) -> None:
-        """Read the block between the first and the last wanted element, in halves if it is too large for one read."""
+        """Read into the memory of the target if it has the bytes of the file, or else in small blocks."""
         first, last = self._element(offsets), self._element([size - 1 for size in target.shape])
+        if last + 1 == target.numel() and self._has_bytes_of_file(target):
+            self._read_into(memory_of_values(target.detach()), first)
+            if not target.is_inference():
+                torch.autograd.graph.increment_version(target)
+            return
         if target.numel() == 1 or (last + 1) * self._dtype.itemsize <= _BLOCK:
             target.copy_(self._read(first, last + 1).as_strided(target.shape, self._strides))
             return
@@ -582,6 +656,11 @@ class _Reading:
         self.fill(target.narrow(dimension, 0, half), offsets)
         self.fill(target.narrow(dimension, half, target.shape[dimension] - half), further)
 
+    def _has_bytes_of_file(self, target: Tensor) -> bool:
+        """Return whether the values have the same bytes in the file as in the target."""
+        is_plain = target.device.type == "cpu" and type(target.detach()) is Tensor and not target.is_neg()
+        return is_plain and target.dtype == self._dtype and target.is_contiguous()
+
     def _element(self, index: Sequence[int]) -> int:
         """Return the offset of an element."""
         return sum(place * stride for place, stride in zip(index, self._strides, strict=True))
@@ -589,11 +668,14 @@ class _Reading:
     def _read(self, first: int, count: int) -> Tensor:
         """Read some elements."""
         elements = torch.empty(count, dtype=self._dtype, device="cpu")
-        wanted = memoryview(cast("Any", elements.view(torch.uint8).numpy()))
+        self._read_into(memory_of_values(elements), first)
+        return elements
+
+    def _read_into(self, wanted: memoryview, first: int) -> None:
+        """Fill some memory with elements."""
         self._file.seek(self._begin + first * self._dtype.itemsize)
         while wanted:
             read = self._file.readinto(wanted)
             if not read:
                 raise OSError("an end within a piece")
             wanted = wanted[read:]
-        return elements

@@ -80,6 +80,15 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return reach
 
 
+def has_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements of a tensor would overlap in memory.
+
+    Raises:
+        ValueError: No tensor of the shape has these strides.
+    """
+    return _reach(shape, strides) is None
+
+
 def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Return a tensor with the same values and the given strides, or the same tensor if that took too much memory.
 
@@ -158,7 +167,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor as in a file, without a copy if it is contiguous and on the CPU."""
-    return _memory_of(tensor.detach().to("cpu").contiguous()) if tensor.numel() else memoryview(b"")
+    return memory_of_values(tensor.detach().to("cpu").contiguous()) if tensor.numel() else memoryview(b"")
 
 
 def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
@@ -171,13 +180,19 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     Raises:
         MalformedFileError: It is not a tensor file.
     """
-    tensors: dict[str, Tensor] = {}
-    for entry in read_header(file, size).entries.values():
-        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        if entry.size and file.read_into(_memory_of(tensor)) < entry.size:
-            raise MalformedFileError(f"an end within the tensor {entry.name}")
-        tensors[entry.name] = tensor
-    return tensors
+    return {name: read_tensor(file, entry) for name, entry in read_header(file, size).entries.items()}
+
+
+def read_tensor(file: DigestingReader, entry: TensorEntry) -> Tensor:
+    """Read a tensor from a file that is at its beginning.
+
+    Raises:
+        MalformedFileError: The file ends within the tensor.
+    """
+    tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+    if entry.size and file.read_into(memory_of_values(tensor)) < entry.size:
+        raise MalformedFileError(f"an end within the tensor {entry.name}")
+    return tensor
 
 
 class TensorEntry(NamedTuple):
@@ -250,6 +265,6 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
     return TensorEntry(name, dtype, shape, begin, end - begin)
 
 
-def _memory_of(tensor: Tensor) -> memoryview:
+def memory_of_values(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU with elements."""
     return memoryview(cast("Any", tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()))

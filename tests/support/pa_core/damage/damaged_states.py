@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 MANIFEST, DOCUMENTS = "manifest.json", "state.json"
 
 
@@ -24,7 +26,7 @@ def fit_digests(state: Path) -> None:
     manifest = json.loads((state / MANIFEST).read_bytes())
     for name, entry in manifest["files"].items():
         content = (state / name).read_bytes()
-        entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        entry.update(bytes=len(content), xxh3_128=xxhash.xxh3_128_hexdigest(content))
     zeros = "0" * 64
     text = json.dumps({**manifest, "manifest_sha256": zeros}).encode()
     (state / MANIFEST).write_bytes(text.replace(zeros.encode(), hashlib.sha256(text).hexdigest().encode()))

@@ -229,7 +229,7 @@ class SavedRun:
         )
         self._models = {name: _record(SavedModel, model) for name, model in parts["models"].items()}
         self._optimizers = {name: _record(SavedOptimizer, optimizer) for name, optimizer in parts["optimizers"].items()}
-        self._ranks = [_record(SavedProcess, process) for process in parts["ranks"]]
+        self._ranks = [_record(SavedProcess, StoredTensor.resolve(process)) for process in parts["ranks"]]
         self._schedulers: dict[str, dict[str, Any]] = parts["schedulers"]
         self._scalers: dict[str, dict[str, Any]] = parts["scalers"]
         self._history: dict[str, Any] = parts["history"]
