@@ -25,7 +25,7 @@ from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.engine.added_modules import require_one_trained_module, trained_loss
 from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.engine.modes import put_into_training, warn_of_pretrained_parts
+from pa_core.engine.modes import warn_of_pretrained_parts
 from pa_core.engine.parts import Part
 from pa_core.engine.prepare import check_data, fit_batches, require_usable
 from pa_core.engine.run_arguments import RunArguments, requested_epochs
@@ -483,145 +483,6 @@ class Trainer(
             lambda data: self._setup.loaders.get_or_create(data, self.create_eval_dataloader, per_device_batch_size),
         )
 
-    # The hooks of a run; a callback's event of the same name follows each of them
-
-    def training_run_start(self) -> None:
-        """Hook that is called once when a training run starts, before ``on_training_run_start``.
-
-        Override it to prepare your own objects for the run; the trainer calls it in ``train()``, on every process.
-        Model, loaders, optimizer and scheduler are ready, and a resumed run has loaded its weights. The default does
-        nothing, so an override need not call ``super()``. With ``per_device_batch_size="fit"`` it is also called before
-        trial updates, so it may be called twice.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class PrintsLength(Trainer):
-            ...     def training_run_start(self) -> None:
-            ...         self.print("updates:", self.run_config.max_num_train_steps)
-        """
-
-    def train_epoch_start(self) -> None:
-        """Hook that is called when a training epoch starts, before ``on_train_epoch_start``.
-
-        Override it for settings of an epoch, for example layers that stay in evaluation mode; the trainer calls it on
-        every process. The default calls ``model.train()`` and puts the trained added modules into training mode, so an
-        override has to call ``super()``. Parts that the script put into evaluation mode, for example batch norm layers
-        of a pretrained model, stay there. ``self.num_epochs_completed`` is the number of the epoch, from 0.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class PrintsEpochs(Trainer):
-            ...     def train_epoch_start(self) -> None:
-            ...         super().train_epoch_start()
-            ...         self.print("epoch", self.num_epochs_completed + 1)
-        """
-        put_into_training(self.model)
-        self._setup.added.train(self.optimizer)
-
-    def train_epoch_end(self) -> None:
-        """Hook that is called after the last update of a training epoch, before its loss is recorded.
-
-        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_train_epoch_end``
-        follows, and callbacks see the metrics there. The trainer calls it on every process. The default does nothing,
-        so an override need not call ``super()``. A ``StopTrainingError`` in it ends the run.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class RecordsNorm(Trainer):
-            ...     def train_epoch_end(self) -> None:
-            ...         norm = sum(parameter.norm().item() for parameter in self.model.parameters())
-            ...         self.run_history.update_metric("train_weight_norm", norm)
-        """
-
-    def eval_epoch_start(self) -> None:
-        """Hook that is called when the evaluation of a set starts, before ``on_eval_epoch_start``.
-
-        Override it to prepare your own metrics; the trainer calls it on every process, in ``train()``, ``evaluate()``
-        and ``run_evaluation_epoch()``. The default calls ``model.eval()`` and puts all added modules into evaluation
-        mode, so an override has to call ``super()``. ``self.eval_name`` is the name of the set.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class CountsErrors(Trainer):
-            ...     def eval_epoch_start(self) -> None:
-            ...         super().eval_epoch_start()
-            ...         self.num_errors = 0
-        """
-        self.model.eval()
-        self._setup.added.eval()
-
-    def eval_epoch_end(self) -> None:
-        """Hook that is called after the last batch of an evaluation of a set, before its loss is recorded.
-
-        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_eval_epoch_end``
-        follows, and callbacks see the metrics there. The trainer calls it on every process, without gradients, so
-        ``self.gather`` may be called in it. ``self.eval_name`` is the name of the set; the names of metrics get no
-        prefix for it. The default does nothing, so an override need not call ``super()``.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class RecordsScore(Trainer):
-            ...     def eval_epoch_end(self) -> None:
-            ...         self.run_history.update_metric("eval_score", 1 / (1 + self.loss_tracker.average))
-        """
-
-    def training_run_epoch_end(self) -> None:
-        """Hook that is called at the end of each epoch, after its training and its evaluation, if any.
-
-        Override it to judge an epoch; the trainer calls it on every process. Schedulers that step after each epoch have
-        been stepped, ``num_epochs_completed`` includes the epoch, and ``on_training_run_epoch_end`` follows. Raise
-        ``StopTrainingError`` to end the run here. The default does nothing, so an override need not call ``super()``.
-
-        Example:
-            >>> from pa_core import StopTrainingError, Trainer
-            >>> class StopWhenGood(Trainer):
-            ...     def training_run_epoch_end(self) -> None:
-            ...         if self.run_history.get_latest_metric("train_loss_epoch") < 0.1:
-            ...             raise StopTrainingError("The loss is below 0.1.")
-        """
-
-    def training_run_end(self) -> None:
-        """Hook that is called when a training run has ended, before ``on_training_run_end``.
-
-        Override it to release or save your own objects; the trainer calls it on every process, after the last epoch and
-        after a ``StopTrainingError``, but not if another exception ended the run. To clean up in any case, call
-        ``enter_run_context``. The default does nothing, so an override need not call ``super()``.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class Exports(Trainer):
-            ...     def training_run_end(self) -> None:
-            ...         self.save_model("exported")
-        """
-
-    def evaluation_run_start(self) -> None:
-        """Hook that is called once when ``evaluate()`` starts, before ``on_evaluation_run_start``.
-
-        Override it to prepare your own objects; the trainer calls it on every process, and not for evaluations in
-        ``train()``. Model and loaders are ready. ``eval_epoch_start`` follows for each set. The default does nothing,
-        so an override need not call ``super()``.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class PrintsStart(Trainer):
-            ...     def evaluation_run_start(self) -> None:
-            ...         self.print("evaluating", len(self.eval_dataset), "samples")
-        """
-
-    def evaluation_run_end(self) -> None:
-        """Hook that is called once when ``evaluate()`` has ended, before ``on_evaluation_run_end``.
-
-        Override it to report results; the trainer calls it on every process, and not for evaluations in ``train()``.
-        All metrics are recorded; numbers that you record here are in the result of ``evaluate()``. The default does
-        nothing, so an override need not call ``super()``.
-
-        Example:
-            >>> from pa_core import Trainer
-            >>> class PrintsLoss(Trainer):
-            ...     def evaluation_run_end(self) -> None:
-            ...         self.print("loss:", self.run_history.get_latest_metric("evaluation_loss"))
-        """
-
     # The steps and the parts of an update
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
@@ -1013,19 +874,11 @@ class Trainer(
             ConfigurationError: The run has no evaluation dataset, or no evaluation set with this name.
 
         Example:
-            >>> import torch
-            >>> from pa_core import AnyTrainer, Trainer, TrainerCallback
-            >>> from pa_core.testing import make_regression
+            >>> from pa_core import AnyTrainer, TrainerCallback
             >>> class EvaluateOften(TrainerCallback):
             ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
-            ...         if update % 4 == 0:
+            ...         if update % 100 == 0:
             ...             trainer.run_evaluation_epoch(is_intermediate=True)
-            >>> model = torch.nn.Linear(4, 1)
-            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[EvaluateOften])
-            >>> trainer.train(make_regression(64), num_epochs=1, eval_dataset=make_regression(8))
-            >>> trainer.run_history.count_metric_values("intermediate_eval_loss_epoch")
-            2
         """
         input_checks.require_evaluation_loader(self.eval_dataloader)
         if eval_names is not None:
