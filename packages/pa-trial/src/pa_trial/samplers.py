@@ -1,7 +1,7 @@
 """Samplers that wrap another sampler or batch sampler: to shuffle, to repeat, to share out among processes, to skip.
 
 Compose them in this order: shuffle, repeat, share out, batch, skip. ``pa_trial.DataLoader`` does all of it itself;
-these are for data loaders of other kinds.
+use these samplers for a data loader of torch.
 """
 
 from __future__ import annotations

@@ -876,10 +876,11 @@ class Averaged(Alone):
 
         Args:
             part: The trained part.
-            flags: Returns the five flags of this process; called once.
+            flags: Returns five numbers of this process: whether it requests a stop, has a loss that is not finite,
+                requests a training state, or is preempted, and its number of items. It is called once.
 
         Returns:
-            The sums of the flags over all processes, a tensor of shape ``(5,)`` on the device.
+            The sums of these numbers over all processes, a tensor of shape ``(5,)`` on the device.
 
         Raises:
             RanksDifferError: In the first updates of a sharded model, the processes have different optimizer settings,
@@ -1101,10 +1102,12 @@ class Tree(Alone):
 
         Args:
             part: The trained part.
-            flags: Returns the five flags of this process; called once, or not at all on a single process.
+            flags: Returns five numbers of this process: whether it requests a stop, has a loss that is not finite,
+                requests a training state, or is preempted, and its number of items. It is called once, or not at all on
+                a single process.
 
         Returns:
-            The sums of the flags over all processes, a tensor of shape ``(5,)`` on the device; None on a single
+            The sums of these numbers over all processes, a tensor of shape ``(5,)`` on the device; None on a single
             process.
         """
         self._end_batch()
