@@ -24,8 +24,10 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     LogMetricsCallback,
+    NonFiniteLossError,
     SaveBestModelCallback,
     StopTrainingError,
+    TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
 )
@@ -539,6 +541,17 @@ def test_a_lazy_model_is_called_before_its_average_is_made() -> None:
         ModelEma(model)
     model(torch.ones(2, 4))
     ModelEma(model).update(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*Lazy modules are a new feature:UserWarning")
+def test_a_lazy_model_that_makes_no_update_is_stopped_by_its_own_error(tmp_path: Path) -> None:
+    """Its first loss is not finite, and the error says so instead of missing an average."""
+    model = nn.LazyLinear(1)
+    callback = ModelEmaCallback(save_path=tmp_path / "ema.pt", evaluate_during_training=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[callback, TerminateOnNaNCallback])
+    with pytest.raises(NonFiniteLossError):
+        trainer.train(TensorDataset(torch.full((8, 4), torch.nan), torch.zeros(8, 1)), num_epochs=1)
 
 
 def test_a_second_average_is_refused(tmp_path: Path) -> None:

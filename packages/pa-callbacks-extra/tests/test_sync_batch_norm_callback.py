@@ -232,6 +232,19 @@ def test_the_model_has_its_own_layers_again_however_a_run_ends(error: BaseExcept
         assert [(module, type(module), set(vars(module))) for module in model.modules()] == before
 
 
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_the_model_has_its_own_layers_again_after_predictions_and_evaluations() -> None:
+    """What is exported after a prediction is a model of torch's layers."""
+    model = make_model().float()
+    trainer = make_trainer(model=model)
+    data = TensorDataset(*(tensor.float() for tensor in make_data(2 * GLOBAL_BATCH).tensors))
+    before = [type(module) for module in model.modules()]
+    list(trainer.predict(data))
+    assert [type(module) for module in model.modules()] == before
+    trainer.evaluate(data)
+    assert [type(module) for module in model.modules()] == before
+
+
 @pytest.mark.runs_on("one_process", "bf16")
 def test_on_one_process_nothing_is_converted() -> None:
     """A run on one process is, to the last bit, the run without the callback."""

@@ -360,7 +360,8 @@ class ModelEmaCallback(SaveBestModelCallback):
             trainer: The trainer.
             **kwargs: Not used.
         """
-        broadcast_buffers(self.ema.module)
+        if self._ema is not None:  # a lazy model without an update has no average
+            broadcast_buffers(self._ema.module)
 
     def evaluate_average(self, trainer: AnyTrainer) -> None:
         """Run an evaluation epoch with the averaged weights, and leave everything else unchanged.

@@ -142,6 +142,16 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         self._restore()
 
     @override
+    def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Give the model its own layers again.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
+        self._restore()
+
+    @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
         """Restore the model's own layers.
 
