@@ -95,7 +95,7 @@ _RANK_VARIABLES = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_R
 
 
 def _require_rank() -> None:
-    """Raise an error for a number of processes without a rank, because this process would wait forever."""
+    """Raise an error for a number of processes without a rank, because this process would wait for the others."""
     connected = torch.distributed.is_available() and torch.distributed.is_initialized()
     if launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
         raise UnsupportedConfigurationError(

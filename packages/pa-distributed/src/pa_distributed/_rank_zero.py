@@ -37,9 +37,9 @@ def rank_zero_only(
     ``run_while_others_wait``.
 
     Every process must call the decorated function. In a block that only some ranks enter, for example below ``if rank
-    == 0``, the call would wait for the other ranks forever: mark such a block with ``rank_local``. A decorated function
-    may call other decorated functions. The inner functions run directly, and do not wait a second time. On one process
-    the function simply runs.
+    == 0``, the call would wait for the other ranks until it times out. Mark such a block with ``rank_local``,
+    so that the call does not wait. A decorated function may call other decorated functions. The inner functions run
+    directly, and do not wait a second time. On one process the function simply runs.
 
     Args:
         local: Whether the function runs on the first process of each machine instead, which launchers mark with

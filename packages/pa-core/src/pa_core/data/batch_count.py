@@ -121,7 +121,7 @@ class BatchCount:
 
 
 def require_same_lengths(lengths: Sequence[int | None]) -> None:
-    """Raise an error if training loaders have different numbers of batches, because processes would wait forever.
+    """Raise an error if training loaders have different numbers of batches, because some processes would time out.
 
     Args:
         lengths: The length of the loader of each process; None for a stream.

@@ -40,7 +40,7 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     processes of a launcher in its first call.
 
     Every process must call the decorated function: in a block that only one of them enters, it would wait for the
-    others forever. Functions that it calls may be decorated in the same way, and do not wait again.
+    others until it times out. Functions that it calls may be decorated in the same way, and do not wait again.
 
     Args:
         function: The function to decorate.
@@ -71,7 +71,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     runs a function once in the whole run, which is right for a shared disk, and ``trainer.on_local_main_process`` does
     not wait. It works without a trainer, and connects the processes of a launcher in its first call.
 
-    Every process must call the decorated function; a process that others do not join would wait for them forever.
+    Every process must call the decorated function; otherwise, a process waits for the others until it times out.
 
     Args:
         function: The function to decorate.

@@ -556,7 +556,7 @@ class AnyTrainer(ABC):
         """Whether this is the process of rank zero, for work that happens once in the whole run.
 
         True on one process of the run, and without a launcher. Check it before you write a file on a shared disk. Code
-        that only this process runs must not communicate with other processes, which would wait forever.
+        that only this process runs must not communicate with other processes, because they do not take part.
 
         Example:
             >>> import torch
@@ -592,7 +592,7 @@ class AnyTrainer(ABC):
 
         Raises:
             OtherProcessError: Another process has ended; or this process runs a function that the others do not run,
-                for example a function that ``on_main_process`` decorates, and would wait forever.
+                for example a function that ``on_main_process`` decorates, and would wait for them.
 
         Example:
             >>> import torch

@@ -224,7 +224,7 @@ def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
     if not settings.even_batches:
         raise _unsupported(
             "even_batches=False with a custom DataLoader on several processes",
-            "Some would wait forever. Leave it out, or let the trainer make the loader from the dataset.",
+            "Some processes would time out. Leave it out, or let the trainer make the loader from the dataset.",
         )
 
 
