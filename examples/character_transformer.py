@@ -1,4 +1,4 @@
-"""Train a character-level transformer, sharded (FSDP2) if launched so.
+"""Train a character-level transformer, sharded (FSDP2) on request.
 
 It learns to guess the next character of Python's manual, which comes with Python, and then writes by itself. Launched
 on several processes, the same file divides parameters, gradients and the states of the optimizer over them. Run it
