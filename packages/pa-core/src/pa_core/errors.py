@@ -143,8 +143,9 @@ class StopTrainingError(Exception):
     update.
 
     In the step of a sharded model (whose parameters are split over the processes), it raises
-    ``UnsupportedConfigurationError``, because the other processes wait for this process; raise it in a callback there.
-    In the loop of a ``Run``, only raise it on all processes; ``Run.request_stop`` works on a single process.
+    ``UnsupportedConfigurationError``, because the other processes wait for this process. Raise it in a callback
+    there, and also with ``ConvertSyncBatchNormCallback``, whose layers wait for each other. In the loop of a ``Run``,
+    only raise it on all processes; ``Run.request_stop`` works on a single process.
 
     It derives from ``Exception`` alone. It takes any arguments, like ``Exception``; pass the reason as a text, which
     ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, and is raised by ``train()``.
