@@ -363,6 +363,28 @@ def test_a_second_backward_pass_is_refused_once_gradients_are_sent() -> None:
         torch.autograd.backward(model.loss(batch, ["exact"]))
 
 
+def test_calls_that_do_not_fit_the_update_are_refused() -> None:
+    """The errors name how many numbers and micro-batches are expected; then the update can go on."""
+    model = Branches()
+    tree = GradientTree([model], num_values=1)
+    num_own = len(own_block(4))
+    with pytest.raises(ValueError, match="all 0 micro-batches that this process has"):
+        tree.start_batch()
+    tree.start_update(4)
+    for ended in range(num_own):
+        with pytest.raises(ValueError, match=f"for {num_own - ended} of the 4 micro-batches"):
+            tree.finish([1.0])
+        tree.start_batch()
+        tree.end_batch(1 / 4)
+    for call in (tree.start_batch, partial(tree.end_batch, 1 / 4)):
+        with pytest.raises(ValueError, match=rf"_batch\(\) was called after all {num_own} micro-batches"):
+            call()
+    for values in ([], [1.0, 2.0]):
+        with pytest.raises(ValueError, match=rf"num_values=1 numbers, got {len(values)}\."):
+            tree.finish(values)
+    assert tree.finish([float(num_own)]).tolist() == [4.0]
+
+
 def test_a_closed_tree_leaves_the_parameters_alone() -> None:
     """The model can be copied and trained."""
     model = Branches()

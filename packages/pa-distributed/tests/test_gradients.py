@@ -81,6 +81,15 @@ def test_gradients_may_be_sent_in_half_precision() -> None:
     assert_means(model, {0: [ALL], 1: [ALL]}, tolerance=2e-2)
 
 
+def test_a_wrong_number_of_numbers_is_refused() -> None:
+    """The error says how many are expected, before anything is sent."""
+    exchange = exchange_of(Branches(), 1)
+    for values in ([], [1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match=rf"num_values=2 numbers, got {len(values)}\."):
+            exchange.finish(values)
+    assert exchange.finish([1.0, 2.0]).tolist() == [2.0, 4.0]
+
+
 def test_a_closed_exchange_leaves_the_parameters_alone() -> None:
     """Copies of the model can be made and trained."""
     model = Branches()

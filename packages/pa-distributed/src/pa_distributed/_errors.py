@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from urllib.parse import unquote
 
 _USER = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/?#:@]*:(?!:|\d{1,5}(?:[/?#\s]|$))[^\s?#]*)@")
@@ -58,6 +59,19 @@ class RanksDifferError(ValueError):
     """
 
     __module__ = "pa_distributed"  # tracebacks show the public name
+
+
+def require_count(values: Sized, num_values: int) -> None:
+    """Raise an error unless there are as many numbers to add up as an exchange of gradients was made for.
+
+    Raises:
+        ValueError: There are more or fewer numbers.
+    """
+    if len(values) != num_values:
+        raise ValueError(
+            f"finish() adds up num_values={num_values} numbers, got {len(values)}. Pass as many numbers as `num_values` "
+            "says, on every process."
+        )
 
 
 def without_secrets(text: str, url: str = "") -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pa_distributed._buffer_changes import Buffers
+from pa_distributed._errors import require_count
 from pa_distributed._processes import num_processes
 from pa_distributed._torch import all_gather_single, foreach, versions_of
 from pa_distributed._tree import Node, block_of, nodes_of_ranks, push
@@ -295,6 +296,9 @@ class GradientTree:
                 which is faster. Pass True only if the micro-batch has exactly one backward pass; a second pass then
                 raises a ``ValueError``. The default, False, allows several.
 
+        Raises:
+            ValueError: This process has already ended all of its micro-batches of the update.
+
         Example:
             >>> import torch
             >>> from pa_distributed.gradient_tree import GradientTree
@@ -305,6 +309,7 @@ class GradientTree:
             >>> model(torch.ones(4, 1)).mean().backward()
             >>> tree.end_batch(weight=1.0)
         """
+        self._require_upcoming("start_batch")
         self._clear_gradients()
         if not self._is_first:
             self._buffers.restore()
@@ -325,8 +330,7 @@ class GradientTree:
 
         Raises:
             ValueError: The micro-batch has changed a parameter, or a buffer in a way that has no mean, for example its
-                shape.
-            IndexError: This process has ended all of its micro-batches of the update already.
+                shape; or this process has already ended all of its micro-batches of the update.
 
         Example:
             >>> import torch
@@ -342,6 +346,7 @@ class GradientTree:
             >>> model.running_mean  # half of the mean of all samples
             tensor([2.])
         """
+        self._require_upcoming("end_batch")
         if self._versions != versions_of(self._parameters_to_watch()):
             raise ValueError(
                 "A parameter was changed between two updates, within the forward or backward pass of a micro-batch, "
@@ -376,7 +381,8 @@ class GradientTree:
             of the parameters.
 
         Raises:
-            ValueError: Micro-batches have changed an integer buffer to different values.
+            ValueError: There are more or fewer numbers than ``num_values``, this process has not ended all of its
+                micro-batches, or micro-batches have changed an integer buffer to different values.
 
         Example:
             >>> import torch
@@ -390,6 +396,12 @@ class GradientTree:
             >>> tree.finish([8.0])  # samples of all processes
             tensor([8.], dtype=torch.float64)
         """
+        require_count(values, self._num_values)
+        if self._upcoming:
+            raise ValueError(
+                f"finish() was called before end_batch() for {len(self._upcoming)} of the {self._count} micro-batches of "
+                "the update, so their gradients would be missing. Compute them first, or call drop_update()."
+            )
         if self._world == self._count == 1:
             return torch.tensor(values, dtype=torch.float64, device=self._device)
         sums, present = self._exchange(values)
@@ -532,6 +544,15 @@ class GradientTree:
         if not self._is_first_update:
             return self._parameters
         return list(dict.fromkeys(parameter for module in self._called for parameter in module.parameters()))
+
+    def _require_upcoming(self, method: str) -> None:
+        if not self._upcoming:
+            num_own = len(block_of(self._count, self._rank, self._world))
+            raise ValueError(
+                f"{method}() was called after all {num_own} micro-batches that this process has in the update of "
+                f"count={self._count}. Pass the number of micro-batches of all processes to start_update(count), and "
+                "call it before each update."
+            )
 
     def _note_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Record that a backward pass has added to a gradient, and send the buckets that are complete."""

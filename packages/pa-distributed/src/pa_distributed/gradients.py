@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from pa_distributed._errors import require_count
 from pa_distributed._torch import after_backward_pass, foreach, ignored_by_ddp
 
 __all__ = ["GradientExchange"]
@@ -196,6 +197,9 @@ class GradientExchange:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float32`` on the given
             device. It is of ``torch.float64`` if all parameters are.
 
+        Raises:
+            ValueError: There are more or fewer numbers than ``num_values``. Nothing was sent.
+
         Example:
             >>> import torch
             >>> from pa_distributed.gradients import GradientExchange
@@ -209,6 +213,7 @@ class GradientExchange:
             tensor([8., 3.])
             >>> torch.distributed.destroy_process_group()
         """
+        require_count(values, self._num_values)
         if self._averages != "last pass":  # no backward pass of this process has begun the exchange
             self.open(overlaps=False)
         if self._is_stale:  # a second backward pass has added to gradients that were sent

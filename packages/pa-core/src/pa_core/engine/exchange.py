@@ -1025,7 +1025,7 @@ class Tree(Alone):
             called: The modules whose buffers are averaged over the micro-batches of an update, by name.
             overlaps: Whether gradients may be sent during the backward pass, because each batch has a single pass.
         """
-        self._trees[part] = GradientTree(part.modules.values(), NUM_FLAGS, called=called)
+        self._trees[part] = GradientTree(part.modules.values(), 0 if self._is_alone else NUM_FLAGS, called=called)
         self._overlaps = overlaps
 
     @override
