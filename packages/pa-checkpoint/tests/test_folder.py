@@ -316,6 +316,10 @@ def test_what_is_at_a_path_is_told_without_reading_it(tmp_path: Path) -> None:
     assert CheckpointInfo.at(tmp_path) is None
     with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint"):
         load(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointNotFoundError, match="elsewhere, where nothing is"):
+        verify(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointNotFoundError, match=r"manifest\.json, a file"):
+        verify(path / "manifest.json")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"format": "pa-core', b"pa-core\x00training", None])

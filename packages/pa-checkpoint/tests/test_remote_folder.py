@@ -351,6 +351,8 @@ def test_a_newer_checkpoint_of_the_folder_is_taken_where_its_run_is_known(tmp_pa
 
 def test_a_checkpoint_that_is_not_in_the_store_is_not_found(tmp_path: Path, store: RemoteFolder) -> None:
     """Neither in an empty one, nor by another name."""
+    with pytest.raises(CheckpointNotFoundError, match="step_1, where nothing is"):
+        store.upload(tmp_path / "states" / "step_1")
     with pytest.raises(CheckpointNotFoundError, match="no such checkpoint"):
         store.fetch(tmp_path / "machine")
     store.upload(save(tmp_path / "states", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -164,6 +165,15 @@ def test_whole_tensors_stay_on_disk_too(tmp_path: Path) -> None:
     for name, value in resolved.items():
         assert torch.equal(value, values[name])
         assert value.stride() == eagerly[name].stride() == values[name].stride()
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (6,), (2, 1), ()])
+def test_a_target_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """It is never filled in part: the error names both shapes."""
+    target = torch.zeros(shape)
+    with pytest.raises(ValueError, match=rf"has the shape \(2, 3\), .* the shape {re.escape(str(shape))}\."):
+        StoredTensor.of(torch.ones(2, 3)).read_into(target)
+    assert not target.any()
 
 
 def test_a_state_that_is_replaced_before_it_was_read_is_never_mixed(tmp_path: Path) -> None:

@@ -459,6 +459,24 @@ def is_checkpoint(path: str | Path) -> bool:
     return has_manifest(located(Path(path)))
 
 
+def require_folder(path: str | Path, folder: Path) -> None:
+    """Raise an error if nothing, or a file, is in the place of a checkpoint.
+
+    Args:
+        path: The path of the checkpoint, for the message.
+        folder: The folder in which it is.
+
+    Raises:
+        CheckpointNotFoundError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFoundError(
+            "There is no checkpoint.",
+            given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
+            do="Check the path.",
+        )
+
+
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Compare the names and sizes of the files in a folder with the manifest.
 
@@ -526,7 +544,8 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
         the same digest have the same content.
 
     Raises:
-        CheckpointError: A file or the manifest is missing or damaged, or there is no checkpoint at the path.
+        CheckpointNotFoundError: There is no directory at the path. It is also a ``FileNotFoundError``.
+        CheckpointError: A file or the manifest is missing or damaged.
 
     Example:
         >>> import tempfile
@@ -544,6 +563,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
         The checkpoint is damaged.
     """
     folder = located(Path(path))
+    require_folder(path, folder)
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
         if wanted is None or wanted(name):
@@ -554,12 +574,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
 
 def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool, lazy: bool) -> Checkpoint:
     """Read the checkpoint in a folder."""
-    if not folder.is_dir():
-        raise CheckpointNotFoundError(
-            "There is no checkpoint.",
-            given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
-            do="Check the path.",
-        )
+    require_folder(path, folder)
     manifest = read_manifest(folder)
     if DOCUMENTS not in manifest.files:
         raise damage(folder / MANIFEST, "the manifest of other files", f"one with {DOCUMENTS}")

@@ -160,10 +160,10 @@ class FolderInUseError(CheckpointError):
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """Report that there is no checkpoint at a path or in an object store.
 
-    ``load`` raises it if there is no directory at the path, ``compare`` also for a folder without a readable
-    checkpoint, and the methods of ``RemoteFolder`` for a checkpoint that the store does not have or that was removed
-    during the request. Catch it to begin a new run where a run might be resumed. A directory without a manifest is a
-    damaged checkpoint, for which ``load`` raises a plain ``CheckpointError``.
+    ``load``, ``verify`` and ``RemoteFolder.upload`` raise it if there is no directory at the path, ``compare`` also for
+    a folder without a readable checkpoint, and the methods of ``RemoteFolder`` for a checkpoint that the store does not
+    have or that was removed during the request. Catch it to begin a new run where a run might be resumed. A directory
+    without a manifest is a damaged checkpoint, for which ``load`` raises a plain ``CheckpointError``.
 
     It is a ``CheckpointError`` and a ``FileNotFoundError``, so ``except RuntimeError``, ``except FileNotFoundError``
     and ``except OSError`` catch it; ``except ValueError`` does not. ``errno`` is ``errno.ENOENT``, ``strerror`` is the

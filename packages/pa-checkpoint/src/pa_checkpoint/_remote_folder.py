@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote, unquote
 
-from pa_checkpoint._checkpoint import check_files
+from pa_checkpoint._checkpoint import check_files, require_folder
 from pa_checkpoint._errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -605,8 +605,9 @@ class RemoteFolder:
             The description of the checkpoint in the store, with ``name``, ``sequence`` and ``update``.
 
         Raises:
-            CheckpointNotFoundError: The checkpoint was replaced or removed during the upload.
-            CheckpointError: The checkpoint is missing or damaged, a newer process sends checkpoints of the run, or the
+            CheckpointNotFoundError: There is no directory at the path, or the checkpoint was replaced or removed during
+                the upload.
+            CheckpointError: The checkpoint is damaged, a newer process sends checkpoints of the run, or the
                 store cannot be reached.
             OSError: The checkpoint cannot be read.
 
@@ -623,6 +624,7 @@ class RemoteFolder:
         path = Path(directory)
         check_name(path.name)
         found = find(path)
+        require_folder(path, found.path)
         manifest = read_manifest(found.path)
         check_files(found.path, manifest)
         key = key_of(str(manifest.summary.get("run", "")))

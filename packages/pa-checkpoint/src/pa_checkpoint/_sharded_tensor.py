@@ -235,11 +235,11 @@ class StoredTensor:
         ``like``. Gradients are not recorded.
 
         Args:
-            target: The tensor to fill, which must have the shape ``shape``: a larger tensor would be filled in part. If
-                it is a ``DTensor``, this process reads only its piece. The values are converted to its type.
+            target: The tensor to fill, which must have the shape ``shape``. If it is a ``DTensor``, this process reads
+                only its piece. The values are converted to its type.
 
         Raises:
-            RuntimeError: The tensor is too small.
+            ValueError: The tensor has another shape. It was not changed.
             CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
 
         Example:
@@ -250,6 +250,11 @@ class StoredTensor:
             >>> weight.tolist()
             [1.0, 1.0]
         """
+        if target.shape != self.shape:
+            raise ValueError(
+                f"The stored tensor has the shape {tuple(self.shape)}, and the tensor to fill has the shape "
+                f"{tuple(target.shape)}. Pass a tensor of the stored shape, or read a new one with whole()."
+            )
         with torch.no_grad():
             if is_sharded(target):
                 self._read_piece_into(target)
