@@ -209,6 +209,14 @@ def test_losses_without_a_lowest_one_between_suggest_nothing(losses: list[float]
         _ = curve.suggestion
 
 
+def test_a_curve_without_losses_says_so(tmp_path: Path) -> None:
+    """It is neither drawn nor suggests a rate."""
+    with pytest.raises(ConfigurationError, match="got no rows"):
+        _ = LearningRateCurve([]).suggestion
+    with pytest.raises(ConfigurationError, match="got no rows"):
+        LearningRateCurve([]).plot(tmp_path / "curve.png")
+
+
 class SetsRates(Trainer[Any, Any, Any, Any]):
     """Makes a schedule of its own, whatever it is given."""
 

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from typing_extensions import override
 
 from pa_core import ConfigurationError
-from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase
+from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler
 
 
 class Milestones(StatefulSchedulerBase):
@@ -178,6 +178,15 @@ def test_a_stateless_scheduler_is_told_the_number_of_updates() -> None:
     assert rates(optimizer) == [3.0, 3.0]
     with pytest.raises(ValueError, match="num_updates must be at least 0, got -1"):
         scheduler.step_update(-1)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_schedule_before_its_start_is_refused(warmup: int) -> None:
+    """Negative numbers of updates have no values, to look at as little as to write."""
+    cosine = CosineLrScheduler(two_groups(), 2, 2, num_warmup_epochs=warmup)
+    for scheduler in (cosine, WSDLrScheduler(two_groups(), total_steps=4, num_warmup_steps=warmup)):
+        with pytest.raises(ConfigurationError, match="num_updates must be at least 0, got -1"):
+            scheduler.get_updated_values(-1)
 
 
 def test_a_tensor_is_changed_in_place() -> None:

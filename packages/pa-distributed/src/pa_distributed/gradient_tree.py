@@ -399,8 +399,8 @@ class GradientTree:
         require_count(values, self._num_values)
         if self._upcoming:
             raise ValueError(
-                f"finish() was called before end_batch() for {len(self._upcoming)} of the {self._count} micro-batches of "
-                "the update, so their gradients would be missing. Compute them first, or call drop_update()."
+                f"finish() was called before end_batch() for {len(self._upcoming)} of the {self._count} micro-batches "
+                "of the update, so their gradients would be missing. Compute them first, or call drop_update()."
             )
         if self._world == self._count == 1:
             return torch.tensor(values, dtype=torch.float64, device=self._device)

@@ -18,6 +18,12 @@ def require_not_negative(**arguments: float) -> None:
     _require(arguments, "a number of at least 0", lambda value: 0 <= value < math.inf)
 
 
+def require_count(num_updates: float) -> None:
+    """Raise an error if a number of updates is negative."""
+    if num_updates < 0:
+        raise ConfigurationError(f"num_updates must be at least 0, got {num_updates}.")
+
+
 def require_fraction(**arguments: float | None) -> None:
     """Raise an error unless an argument is a fraction, or None."""
     _require(arguments, "a fraction between 0 and 1", lambda value: 0 <= value <= 1)

@@ -11,7 +11,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core import ConfigurationError, TrainerPlaceholderValues
-from pa_schedulers.argument_checks import require_at_most, require_fraction, require_not_negative, require_positive
+from pa_schedulers.argument_checks import (
+    require_at_most,
+    require_count,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+)
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 
 _USE_RATIO = "Lower {}, or pass {} for a fraction of the learning rate of each group."
@@ -202,6 +208,9 @@ class CosineLrScheduler(StatefulSchedulerBase):
         Returns:
             A rate for each parameter group, in their order.
 
+        Raises:
+            ConfigurationError: The number is negative. It is a ``ValueError``.
+
         Example:
             >>> import torch
             >>> from pa_schedulers import CosineLrScheduler
@@ -210,6 +219,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
             >>> [round(scheduler.get_updated_values(num_updates)[0], 3) for num_updates in range(6)]
             [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
         """
+        require_count(num_updates)
         return [self._learning_rate(peak, num_updates) for peak in self.initial_values]
 
     def _learning_rate(self, peak: float, num_updates: int) -> float:

@@ -95,9 +95,10 @@ class LearningRateCurve:
         A float, for example 0.003. Use it as the learning rate of the optimizer, or as the highest rate of a schedule.
 
         Raises:
-            ConfigurationError: The loss falls up to the highest rate, or never falls. The message says whether to
-                search at higher or lower rates. It is a ``ValueError``.
+            ConfigurationError: The loss falls up to the highest rate, or never falls, and the message says whether to
+                search at higher or lower rates; or there are no rows. It is a ``ValueError``.
         """
+        self._require_rows()
         lowest = min(self.rows, key=lambda row: row.smoothed)
         if lowest is self.rows[0] or lowest is self.rows[-1]:
             falls = lowest is self.rows[-1] and len(self.rows) > 1
@@ -124,6 +125,7 @@ class LearningRateCurve:
             The path of the picture.
 
         Raises:
+            ConfigurationError: There are no rows. It is a ``ValueError``.
             ImportError: matplotlib is not installed (``pip install "pa-schedulers[plot]"``).
 
         Example:
@@ -135,8 +137,15 @@ class LearningRateCurve:
             ...     LearningRateCurve(losses).plot(f"{folder}/search.png").name
             'search.png'
         """
+        self._require_rows()
         style = plot_style(dark=dark)
         return style.save(_draw(self, style), path)
+
+    def _require_rows(self) -> None:
+        if not self.rows:
+            raise ConfigurationError(
+                "A learning rate curve needs losses, got no rows. Make it with find_learning_rate."
+            )
 
 
 def find_learning_rate(

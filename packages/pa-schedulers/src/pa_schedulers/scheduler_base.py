@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core import ConfigurationError
+from pa_schedulers.argument_checks import require_count
 from pa_schedulers.param_groups import plain_number, read_field, write_field
 
 _CURRENT_VALUES = "param_group_values"
@@ -143,8 +144,7 @@ class SchedulerBase(ABC):
             2 0.5
             3 0.146
         """
-        if num_updates < 0:
-            raise ConfigurationError(f"num_updates must be at least 0, got {num_updates}.")
+        require_count(num_updates)
         initial_values = self.initial_values  # of new groups too, before anything is written to them
         values = self.get_updated_values(num_updates)
         if values is not None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from pa_core import ConfigurationError, TrainerPlaceholderValues
 from pa_schedulers.argument_checks import (
     require_at_most,
+    require_count,
     require_fraction,
     require_not_negative,
     require_positive,
@@ -298,6 +299,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
         Returns:
             A rate for each parameter group, in their order.
 
+        Raises:
+            ConfigurationError: The number is negative. It is a ``ValueError``.
+
         Example:
             >>> import torch
             >>> from pa_schedulers import WSDLrScheduler
@@ -306,6 +310,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             >>> [round(scheduler.get_updated_values(num_updates)[0], 2) for num_updates in range(7, 11)]
             [1.0, 1.0, 0.36, 0.1]
         """
+        require_count(num_updates)
         period = self._period_of(num_updates)
         return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
 
