@@ -20,6 +20,7 @@ from pa_checkpoint import Folder, load
 from pa_core import (
     AnyTrainer,
     CheckpointError,
+    CheckpointNotFoundError,
     ConfigurationError,
     EvaluationSet,
     LimitBatchesCallback,
@@ -248,6 +249,19 @@ def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
         (record.path / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match="None of the training states is valid"):
         train(make_trainer(), resume_from=tmp_path, resume_missing="start")
+
+
+def test_messages_about_a_state_to_load_name_the_argument_of_that_call(tmp_path: Path) -> None:
+    """A missing or damaged state is described by `input_dir`, without advice for an argument that is not there."""
+    trainer = make_trainer(saving(tmp_path))
+    train(trainer, num_epochs=1)
+    with pytest.raises(CheckpointNotFoundError, match=r"input_dir='.*missing'") as missing:
+        trainer.load_training_state(tmp_path / "missing")
+    for record in Folder(tmp_path).records():
+        (record.path / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="None of the training states is valid") as damaged:
+        trainer.load_training_state(tmp_path)
+    assert not any("resume" in str(error.value) for error in (missing, damaged))
 
 
 def test_a_damaged_state_that_was_named_is_told_apart_from_the_others_of_its_folder(tmp_path: Path) -> None:

@@ -1599,7 +1599,7 @@ class AnyTrainer(ABC):
             >>> torch.equal(model.weight, trained)
             True
         """
-        saved = find_saved_run(download(input_dir, {}, self.print))
+        saved = find_saved_run(download(input_dir, {}, self.print), argument="input_dir")
         with initial_hyperparameters.not_chosen_by_script(*self.named_optimizers().values()):
             saved.restore_training(self, self._setup.accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}

@@ -20,18 +20,22 @@ _NAME = re.compile(r"(?:(?:epoch|step)_\d+|final)(?:_\d+)?|state_\d+_update_\d+"
 
 
 @overload
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error"] = ...) -> SavedRun: ...
+def find_saved_run(place: str | Path, resume_missing: Literal["error"] = ..., *, argument: str = ...) -> SavedRun: ...
 @overload
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> SavedRun | None: ...
-def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> SavedRun | None:
+def find_saved_run(place: str | Path, resume_missing: Literal["error", "start"]) -> SavedRun | None: ...
+def find_saved_run(
+    place: str | Path, resume_missing: Literal["error", "start"] = "error", *, argument: str = "resume_from"
+) -> SavedRun | None:
     """Return the saved run at a path, or the newest valid run in a folder; every process must call this.
 
     The first process chooses the state, and each process reads and verifies it. States that several processes saved in
     pieces are verified by all of them together.
 
     Args:
-        resume_from: A state, or a folder of states.
+        place: A state, or a folder of states.
         resume_missing: ``"start"`` returns None if there is no state.
+        argument: The name of the argument that is the place, for messages. Only calls with ``resume_from`` also have
+            ``resume_missing``.
 
     Raises:
         ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
@@ -43,17 +47,18 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
         raise ConfigurationError(
             f'resume_missing must be "error", or "start" for a new run if there is no state, got {resume_missing!r}.'
         )
-    chosen, saved = _choose(Path(resume_from)) if distributed.rank() == 0 else _help_to_verify()
+    may_start = ' pass resume_missing="start" to begin a new run' if argument == "resume_from" else ""
+    chosen, saved = _choose(Path(place), may_start) if distributed.rank() == 0 else _help_to_verify()
     for warning in chosen.warnings:
         warn_user(warning)
     if chosen.problem is not None:
         raise chosen.problem
     if saved is None and resume_missing == "error":
         raise CheckpointNotFoundError(
-            "There is no training state to resume from.",
-            given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
+            f"There is no training state to {'resume from' if may_start else 'load'}.",
+            given=f"{argument}={str(place)!r}{describe_neighbours(place)}",
             expected="a training state, or a folder with at least one",
-            do='Check the path, or pass resume_missing="start" to begin a new run if there is no state yet.',
+            do=f"Check the path{may_start and f', or{may_start} if there is no state yet'}.",
         )
     return saved
 
@@ -84,13 +89,13 @@ class _StateElsewhereError(Exception):
     """Some processes do not have the state that the first process reads; the text names them and their states."""
 
 
-def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
+def _choose(path: Path, may_start: str) -> tuple[_Choice, SavedRun | None]:
     """Choose a state, while the other processes are in ``_help_to_verify``."""
     saved, choice = None, _Choice()
     try:
         saved, skipped = Folder(path).newest_readable(_verify)
         if saved is None:
-            choice = _Choice(problem=_why_none(path, {state.path: state.reason for state in skipped}))
+            choice = _Choice(problem=_why_none(path, {state.path: state.reason for state in skipped}, may_start))
         else:
             choice = _Choice([f"The training state {state.path} is skipped: {state.reason}" for state in skipped])
     except _StateElsewhereError as error:
@@ -106,7 +111,7 @@ def _choose(path: Path) -> tuple[_Choice, SavedRun | None]:
     return choice, saved
 
 
-def _why_none(path: Path, reasons: Mapping[Path, str]) -> CheckpointError | None:
+def _why_none(path: Path, reasons: Mapping[Path, str], may_start: str) -> CheckpointError | None:
     if (foreign := find_accelerate_state(path)) is not None:
         return refusal_of_accelerate_state(foreign)
     if not reasons:
@@ -120,7 +125,7 @@ def _why_none(path: Path, reasons: Mapping[Path, str]) -> CheckpointError | None
     return CheckpointError(
         "None of the training states is valid.",
         given=f"{path} with {'; '.join(f'{state.name}: {reason}' for state, reason in reasons.items())}",
-        do='Restore a state from a backup, or move them away and pass resume_missing="start" to begin a new run.',
+        do=f"Restore a state from a backup{may_start and f', or move them away and{may_start}'}.",
     )
 
 
