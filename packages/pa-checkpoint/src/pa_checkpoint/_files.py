@@ -100,7 +100,7 @@ def sync_folder(folder: Path) -> None:
 
 _CHUNK = 1 << 22  # bytes: a busy training thread gives the GIL back after up to 5 ms, which is paid for each chunk
 _BUFFER = 1 << 20  # bytes that are read at a time and not kept, so few that they stay in a processor's cache
-_WRITE_BACK = 1 << 25  # bytes
+_WRITE_BACK = 1 << 24  # bytes
 _SHA256_DIGITS = 64
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -106,10 +108,15 @@ def _ctrl_c_held_back() -> Generator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+_WORTH_A_THREAD = 1 << 20  # bytes
+_NUM_THREADS = min(4, os.cpu_count() or 1)  # more than these do not copy faster, since memory limits them
+
+
 class HostPool:
     """Buffers in host memory that hold a copy of tensors, and are used again for each copy.
 
-    Allocating memory takes longer than copying, so it happens once. Tensors on CUDA are copied to pinned memory, with a
+    Allocating memory takes longer than copying, so it happens once. Large tensors on the CPU are copied by several
+    threads, since the training waits for the copy. Tensors on CUDA are copied to pinned memory, with a
     single wait at the end. The next copy overwrites the previous: let its readers finish first, with
     ``BackgroundWriter.wait``.
 
@@ -131,9 +138,15 @@ class HostPool:
         Of sharded tensors, the pieces that this process writes are copied. When the call returns, the originals may
         change.
         """
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            return self._copy(encoded, threads)
+
+    def _copy(self, encoded: Mapping[str, Encoded], threads: ThreadPoolExecutor) -> dict[str, Encoded]:
+        """Copy all tensors."""
         previous, self._buffers = self._buffers, {}
         copies: dict[Hashable, Tensor] = {}
         snapshot: dict[str, Encoded] = {}
+        under_way: list[Future[None]] = []
         for part, value in encoded.items():
             tensors: dict[str, Tensor] = {}
             for name, tensor in value.all_tensors().items():
@@ -143,13 +156,24 @@ class HostPool:
                     self._buffers[part, name] = buffer
                     size = tensor.numel() * tensor.element_size()
                     copies[memory] = buffer[:size].view(tensor.dtype).view(tensor.shape)
-                    copies[memory].copy_(tensor, non_blocking=_is_on_cuda(tensor))
+                    if tensor.device.type == "cpu" and size >= _WORTH_A_THREAD:
+                        under_way.append(threads.submit(_fill, copies[memory], tensor))
+                    else:
+                        copies[memory].copy_(tensor, non_blocking=_is_on_cuda(tensor))
                 tensors[name] = copies[memory]
             snapshot[part] = value.with_copies(tensors)
+        for copying in under_way:
+            copying.result()
         for device in {tensor.device for value in encoded.values() for tensor in value.all_tensors().values()}:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
         return snapshot
+
+
+def _fill(target: Tensor, source: Tensor) -> None:
+    """Copy a tensor in a thread of its own, which does not know whether its caller is in inference mode."""
+    with torch.inference_mode():
+        target.copy_(source)
 
 
 def _buffer_for(tensor: Tensor, buffer: Tensor | None) -> Tensor:
