@@ -91,12 +91,12 @@ def _of_averages(network: str) -> Comparison:
     return Comparison(f"an update of the average of a {network}", f"averaging {network}", variants, limit=1.15)
 
 
-def _of_checkpoints(name: str, figure: str, ranks: int | None = None) -> Comparison:
+def _of_checkpoints(name: str, figure: str, ranks: int | None = None, unit: str = "ms") -> Comparison:
     return Comparison(
         f"a checkpoint, {name}{', two processes' if ranks else ''}",
         f"checkpoints {figure}",
         ("dcp", "ours"),
-        "ms",
+        unit,
         limit=1.00,
         ranks=ranks,
         rounds=1,
@@ -169,6 +169,8 @@ ON_THE_CPU = (
         )
     ),
     *(_of_checkpoints(f"saving {name}, of which 5 % changed", f"unchanged {size}") for name, size in CHECKPOINTS),
+    _of_checkpoints("loading 10,000 small tensors", "load_small 200 5"),
+    _of_checkpoints("memory of loading 200 MB beyond the model", "peak 200 3", unit="MiB"),
     _of_checkpoints("saving 200 MB sharded", "save_sharded 200 7", ranks=2),
     _of_checkpoints("loading 200 MB sharded", "load_sharded 200 7", ranks=2),
     *(
