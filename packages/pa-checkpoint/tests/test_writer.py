@@ -329,6 +329,20 @@ def test_shared_tensors_are_copied_once() -> None:
     assert apart["optimizer"].tensors["optimizer/master"].equal(torch.zeros(4))
 
 
+@pytest.mark.parametrize("is_in_inference_mode", [False, True])
+def test_large_tensors_are_copied_by_threads(*, is_in_inference_mode: bool) -> None:
+    """The copy is complete when the call returns, whatever the strides are, and again when it is made a second time."""
+    pool = HostPool()
+    with torch.inference_mode(is_in_inference_mode):
+        values = {str(number): torch.randn(1024, 300 + number).T for number in range(6)} | {"small": torch.ones(2)}
+        for _ in range(2):
+            snapshot = pool.copy(_encoded(model=values))["model"]
+            assert all(torch.equal(snapshot.tensors[f"model/{name}"], value) for name, value in values.items())
+            for value in values.values():
+                value.mul_(2)
+    pool.copy(_encoded(model={"0": torch.ones(1024, 300)}))
+
+
 @pytest.mark.needs_cuda
 def test_what_comes_from_cuda_is_pinned_and_complete() -> None:
     """Copies run beside each other, and are complete when the snapshot is handed out."""

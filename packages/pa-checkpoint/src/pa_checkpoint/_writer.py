@@ -171,7 +171,7 @@ class HostPool:
 
 
 def _fill(target: Tensor, source: Tensor) -> None:
-    """Copy a tensor in a thread of its own, which does not know whether its caller is in inference mode."""
+    """Copy a tensor in a thread, which does not know whether the training thread is in inference mode."""
     with torch.inference_mode():
         target.copy_(source)
 
