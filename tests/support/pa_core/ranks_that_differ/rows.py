@@ -336,7 +336,7 @@ ARGUMENTS = [
     ),
     Row("clipping by norm", argument("gradient_clip_norm", 1.0), "gradient_clip_norm: None on rank 0, 1 on rank 1"),
     Row(
-        "a schedule on one only",
+        "a schedule on only one rank",
         argument("create_scheduler_fn", cosine),
         "create_scheduler_fn: None on rank 0, partial(CosineAnnealingLR, T_max=12) on rank 1",
     ),
@@ -346,7 +346,7 @@ ARGUMENTS = [
         "scheduler is stepped: after each update on rank 0, after each epoch, with accuracy on rank 1",
     ),
     Row("precision", given(precision="bf16"), "mixed_precision: no on rank 0, bf16 on rank 1"),
-    Row("evaluation or none", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
+    Row("whether there is an evaluation", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
     Row(
         "order of the evaluation sets",
         given(eval_data={"test": make_regression(8), "val": make_regression(8)}),
@@ -366,14 +366,14 @@ ARGUMENTS = [
     Row("`shuffle`", loader_argument(shuffle=False), "train_dataset, shuffle: nothing on rank 0, False on rank 1"),
     Row("order of the samples", argument("order", Sequential()), "order: None on rank 0, sequential-v1 on rank 1"),
     Row(
-        "what the order was made with",
+        "values from which the order was created",
         argument("order", Weighted([*[1.0] * 23, 2.0])),
         f"order: {Weighted([1.0] * 24).fingerprint} on rank 0, {Weighted([*[1.0] * 23, 2.0]).fingerprint} on rank 1",
         both=argument("order", Weighted([1.0] * 24)),
     ),
     Row("`collate_fn`", argument("collate_fn", list), "collate_fn: None on rank 0, list on rank 1"),
     Row(
-        "a run that is resumed, or begun",
+        "whether the run is resumed",
         lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
         "resume_from: None on rank 0, states on rank 1",
     ),
@@ -408,7 +408,7 @@ ARGUMENTS = [
         "Other, TerminateOnNaNCallback on rank 0, Meanwhile, TerminateOnNaNCallback, Other on rank 1",
         both=callbacks(Other(), TerminateOnNaNCallback()),
     ),
-    Row("a limit of batches", callbacks(LimitBatchesCallback(1)), "LimitBatchesCallback(num_batches=1) on rank 1"),
+    Row("a limit on the number of batches", callbacks(LimitBatchesCallback(1)), "LimitBatchesCallback(num_batches=1) on rank 1"),
     Row(
         "batch size of `evaluate()`",
         of_evaluation(per_device_batch_size=2),
@@ -416,7 +416,7 @@ ARGUMENTS = [
         doors=EVALUATE,
     ),
     Row(
-        "arguments of the loader of `evaluate()`",
+        "loader arguments of `evaluate()`",
         of_evaluation(dataloader_kwargs={"drop_last": True}),
         "dataset, drop_last: nothing on rank 0, True on rank 1",
         doors=EVALUATE,
@@ -445,7 +445,7 @@ PARTS = [
         doors=("train", "evaluate"),
     ),
     Row(
-        "length of the evaluation dataset of a custom loop",
+        "length of the evaluation dataset in a custom loop",
         given(eval_data=make_regression(6)),
         "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
         EVALUATION,
@@ -499,19 +499,19 @@ PARTS = [
         both=two_groups(0.1, 0.2),
     ),
     at_first_step(
-        "a schedule that is made differently",
+        "a schedule with different settings",
         exponential(0.9),
         "scheduler, gamma: 0.5 on rank 0, 0.9 on rank 1",
         both=exponential(0.5),
     ),
     at_first_step(
-        "an added module on one only",
+        "an added module on only one rank",
         given(before=add_teacher),
         "teacher: nothing on rank 0, Linear(in_features=4, out_features=4, bias=True) on rank 1",
         doors=TRAIN,
     ),
     at_first_step(
-        "what a callback sets when the run starts",
+        "a value that a callback sets when the run starts",
         in_event("on_training_run_start", set_rate),
         "optimizer, lr: 0.1 on rank 0, 0.01 on rank 1",
     ),
@@ -544,7 +544,7 @@ COURSE = [
         END_OF_EPOCH,
     ),
     Row(
-        "an evaluation in a custom loop on one only",
+        "an evaluation in a custom loop on only one rank",
         given(eval_data=None),
         "the run is: in an evaluation, after 3 updates on rank 0, at the end of an epoch, after 3 updates on rank 1",
         EVALUATION,
@@ -569,9 +569,9 @@ ALONE = [
         FIRST_STEP,
         error="EmptyDatasetError",
     ),
-    Row("an argument that cannot work", argument("num_epochs", 0), "num_epochs must be", error="ConfigurationError"),
+    Row("an invalid argument", argument("num_epochs", 0), "num_epochs must be", error="ConfigurationError"),
     Row(
-        "an exception of a callback",
+        "an exception in a callback",
         in_event("on_optimizer_step_end", fail),
         "ValueError: it fails here",
         AT_ONCE,
@@ -582,7 +582,7 @@ ALONE = [
 
 MEANWHILE = [
     overdue(
-        "a dataset that does not return",
+        "a dataset that does not return a sample",
         lambda case: setattr(case.data, "is_stuck", True),
         "rank 1 was in cases.py",
         both=given(data=Stuck(), max_wait_seconds=4.0),
@@ -599,7 +599,7 @@ MEANWHILE = [
         "rank 1 waited in all_gather (cases.py",
     ),
     overdue(
-        "a callback that waits for everyone",
+        "a callback that waits for all processes",
         in_event("on_optimizer_step_end", lambda trainer: trainer.wait_for_everyone()),
         "rank 1 waited in barrier, in on_optimizer_step_end of Meanwhile",
     ),
