@@ -346,7 +346,12 @@ ARGUMENTS = [
         "scheduler is stepped: after each update on rank 0, after each epoch, with accuracy on rank 1",
     ),
     Row("precision", given(precision="bf16"), "mixed_precision: no on rank 0, bf16 on rank 1"),
-    Row("whether there is an evaluation", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
+    Row(
+        "whether there is an evaluation",
+        given(eval_data=None),
+        "eval_dataset: a dataset on rank 0, None on rank 1",
+        doors=TRAIN,
+    ),
     Row(
         "order of the evaluation sets",
         given(eval_data={"test": make_regression(8), "val": make_regression(8)}),
@@ -408,7 +413,11 @@ ARGUMENTS = [
         "Other, TerminateOnNaNCallback on rank 0, Meanwhile, TerminateOnNaNCallback, Other on rank 1",
         both=callbacks(Other(), TerminateOnNaNCallback()),
     ),
-    Row("a limit on the number of batches", callbacks(LimitBatchesCallback(1)), "LimitBatchesCallback(num_batches=1) on rank 1"),
+    Row(
+        "a limit on the number of batches",
+        callbacks(LimitBatchesCallback(1)),
+        "LimitBatchesCallback(num_batches=1) on rank 1",
+    ),
     Row(
         "batch size of `evaluate()`",
         of_evaluation(per_device_batch_size=2),
