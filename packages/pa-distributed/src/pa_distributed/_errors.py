@@ -69,8 +69,8 @@ def require_count(values: Sized, num_values: int) -> None:
     """
     if len(values) != num_values:
         raise ValueError(
-            f"finish() adds up num_values={num_values} numbers, got {len(values)}. Pass so many numbers "
-            "on every process, as `num_values` says."
+            f"finish() adds up num_values={num_values} numbers, got {len(values)}. Pass exactly `num_values` "
+            "numbers on every process."
         )
 
 
