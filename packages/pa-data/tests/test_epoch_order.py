@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_data.orders import epoch_order
+from pa_data.orders import Mixture, epoch_order
 from pa_data.orders._epoch_order import RANDPERM_LIMIT
 from pa_data.rng import extend_key, mix
 
@@ -135,6 +135,15 @@ def test_positions_outside_the_epoch_are_refused(start: int, stop: int) -> None:
     """Asking for positions that the epoch does not have is an error, not a shorter answer."""
     with pytest.raises(IndexError, match="epoch of 10 samples"):
         epoch_order(10, seed=0, epoch=0).indices(start, stop)
+
+
+@pytest.mark.parametrize("stop", [-1, 11])
+def test_shares_of_positions_outside_the_epoch_are_refused(stop: int) -> None:
+    """Those of a mixture, and of an order with a single source."""
+    mixture = Mixture({"ours": range(4), "others": range(6)}).default_order
+    for order in (mixture.epoch_order(10, seed=0, epoch=0), epoch_order(10, seed=0, epoch=0)):
+        with pytest.raises(IndexError, match="epoch of 10 samples"):
+            order.shares(stop)
 
 
 @given(st.lists(seeds, max_size=4), seeds)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy
@@ -407,6 +409,33 @@ def test_a_key_decides_every_draw() -> None:
     first, other, again = draws
     assert first == again
     assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+class Accelerators(SimpleNamespace):
+    """Two devices of a kind, of which the first is the current one."""
+
+    current = 0
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """Make a device the current one in a block."""
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def manual_seed(self, key: int) -> None:
+        """Seed the current device."""
+        self.seeds[self.current] = key
+
+
+def test_the_given_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one is seeded only if it is given, or if no index is."""
+    module = Accelerators(seeds={})
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: module)  # pyright: ignore[reportUnknownLambdaType]
+    seed_rng(7, device=torch.device("cuda", 1))
+    assert (module.seeds, module.current) == ({1: 7}, 0)
+    seed_rng(8, device=torch.device("cuda"))
+    assert module.seeds == {0: 8, 1: 7}
 
 
 def test_numpy_and_torch_do_not_repeat_each_other() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 import torch
@@ -244,6 +245,39 @@ def test_batch_sizes_are_chosen_later() -> None:
     evaluation = KeyedDataLoader(DATA, 10, split="eval", num_processes=2)
     evaluation.set_batch_sizes([8, 2])
     assert evaluation.batch_size == 2
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("sizes", [[0, 2], [], [2], [2, 2.5], [4, 4, 4]])
+def test_wrong_batch_sizes_are_refused_and_change_nothing(split: Any, sizes: list[Any]) -> None:
+    """The error names them, and the loader goes on with the sizes that it had."""
+    options = {"samples_per_update": 8} if split == "train" else {}
+    loader = KeyedDataLoader(DATA, 4, split=split, num_processes=2, **options)
+    before = [batch[0].tolist() for batch in loader]
+    with pytest.raises(DataError, match=r"sizes\[\d\] must be a whole number >= 1|Each process needs a batch size: 2"):
+        loader.set_batch_sizes(sizes)
+    assert loader.batch_size == 4
+    loader.start_epoch(0)
+    assert [batch[0].tolist() for batch in loader] == before
+
+
+def test_a_wrong_seed_changes_nothing() -> None:
+    """The loader goes on with the seed that it had."""
+    loader, wrong = KeyedDataLoader(DATA, 4, shuffle=True, seed=3), cast("Any", "three")
+    with pytest.raises(TypeError):
+        loader.seed = wrong
+    loader.set_epoch(1)
+    assert loader.seed == 3
+
+
+def test_a_process_without_samples_has_no_batch_to_fetch() -> None:
+    """The error names the process and the step; positions are consecutive, and at least one."""
+    loader = KeyedDataLoader(Indices(9), 2, num_processes=4)
+    with pytest.raises(IndexError, match="Process 3 has no samples in step 1 of epoch 0"):
+        loader.fetch_for(step=1, rank=3)
+    for piece in (range(3, 3), range(0, 8, 2)):
+        with pytest.raises(IndexError, match=rf"at least one, got {re.escape(str(piece))}"):
+            loader.fetch(piece)
 
 
 @pytest.mark.parametrize("num_processes", [2, 3, 5])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections import Counter, defaultdict, deque
+from argparse import Namespace
+from collections import Counter, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
 from types import SimpleNamespace
@@ -59,6 +60,8 @@ class Script:
         self.pairs = defaultdict(int, {"x": 1})
         self.counts: Counter[str] = Counter()
         self.nested = Nested()
+        self.simple = SimpleNamespace(step=0, inner=Namespace(best=1.0))
+        self.wrapped = UserDict({"logs": UserList([1])})
         self.numbers = itertools.count(3)
         self.array = np.zeros(3)
         self.number = np.float32(1)
@@ -93,6 +96,9 @@ CHANGES: dict[str, Callable[[Script], object]] = {
     "pairs": lambda script: script.pairs.update(y=2),
     "counts": lambda script: script.counts.update("abb"),
     "nested.best": lambda script: script.nested.best.append(0.5),
+    "simple.step": lambda script: setattr(script.simple, "step", 3),
+    "simple.inner.best": lambda script: setattr(script.simple.inner, "best", 0.5),
+    "wrapped.data['logs'].data": lambda script: script.wrapped["logs"].append(2),
     "numbers": lambda script: next(script.numbers),
     "array": lambda script: script.array.fill(2),
     "number": lambda script: setattr(script, "number", np.float32(2)),

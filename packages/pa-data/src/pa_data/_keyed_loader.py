@@ -394,8 +394,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._seed = seed
-        self.start_epoch(self._epoch, self.position)
+        self._change(_seed=seed)
 
     @property
     def algorithm(self) -> str | None:
@@ -415,11 +414,16 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             if algorithm is not None:
                 raise _two_orders(before, algorithm)
             return
-        self.given_order = _plain_order(self.shuffle, algorithm)
+        self._change(given_order=_plain_order(self.shuffle, algorithm))
+
+    def _change(self, **attributes: Any) -> None:
+        """Change attributes, and choose the same epoch and position with them; an error changes nothing."""
+        before = {name: vars(self)[name] for name in attributes}
+        vars(self).update(attributes)  # torch refuses to have the batch size set
         try:
             self.start_epoch(self._epoch, self.position)
-        except DataError:
-            self.given_order = before
+        except Exception:
+            vars(self).update(before)
             raise
 
     @property
@@ -507,7 +511,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
         Raises:
             DataError: The batches depend on the order or on ``fixed_batches``, updates depend on the batch size, or
-                there is not a size of at least 1 for each process.
+                there is not a size of at least 1 for each process. The sizes stay as they were.
 
         Example:
             >>> from pa_data import KeyedDataLoader
@@ -525,13 +529,16 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
                 "The batches of this loader have the sizes that it was made with. Pass samples_per_update, no "
                 "fixed_batches, and an order that makes no batches."
             )
+        if len(sizes) != self.num_processes:
+            raise DataError(f"Each process needs a batch size: {self.num_processes} processes, and sizes={[*sizes]}.")
+        for rank, of_rank in enumerate(sizes):
+            check_count(f"sizes[{rank}]", of_rank)
         size = min(sizes) if self._evaluates else max(sizes)
         # Dealt evenly, a step of three samples is the one piece that may be larger than a batch.
         is_even = self._evaluates or (len(set(sizes)) == 1 and size != _MAY_BE_EXCEEDED)
         of_each = () if is_even else tuple(sizes)
-        self._split_epoch = partial(self._split_epoch, batch_size=size, batch_sizes=of_each)
-        vars(self)["batch_size"] = size
-        self.start_epoch(self._epoch, self.position)
+        split_epoch = partial(self._split_epoch, batch_size=size, batch_sizes=of_each)
+        self._change(_split_epoch=split_epoch, batch_size=size)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch for the next iterator, from its first sample on; the present epoch keeps its position.
@@ -704,8 +711,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             The batch, on the device of the loader.
 
         Raises:
-            IndexError: There is no such step or rank, or the process has no sample in this step (``split.piece`` is
-                empty).
+            IndexError: There is no such step or rank, or the process has no sample in this step: the last processes
+                may have none in the last step of an epoch (``split.piece`` is empty).
 
         Example:
             >>> from pa_data import KeyedDataLoader
@@ -713,7 +720,12 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             >>> loader.fetch_for(step=1, rank=1)
             tensor([6, 7])
         """
-        return self.fetch(self.split.piece(step, rank))
+        if not (piece := self.split.piece(step, rank)):
+            raise IndexError(
+                f"Process {rank} has no samples in step {step} of epoch {self._epoch}, counted from 0, because "
+                "the step has too few for all processes. Fetch the batch of a lower rank."
+            )
+        return self.fetch(piece)
 
     def fetch(self, piece: range) -> Any:
         """Return the samples at some positions of the chosen epoch as a batch, read immediately in this process.
@@ -730,13 +742,15 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             The batch, on the device of the loader.
 
         Raises:
-            IndexError: A position is outside of the epoch, or there are no positions.
+            IndexError: A position is outside of the epoch, there are no positions, or they are not consecutive.
 
         Example:
             >>> from pa_data import KeyedDataLoader
             >>> KeyedDataLoader(range(10), batch_size=2).fetch(range(3, 6))
             tensor([3, 4, 5])
         """
+        if not piece or piece.step != 1:
+            raise IndexError(f"fetch() reads consecutive positions, at least one, got {piece}.")
         plan = self._batches.plan
         with preserve_rng_state():
             indices = plan.order.indices(piece.start, piece.stop)

@@ -10,7 +10,7 @@ import importlib
 import random
 import sys
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -118,8 +118,8 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
         key: A 64-bit key that ``mix`` or ``extend_key`` has returned, for example ``mix(seed, epoch, index)``: an
             integer from 0 to 2**64 - 1.
         *more: Integers that extend the key, as ``extend_key`` does. By default there are none.
-        device: A device whose kind of accelerator is seeded, too, on the current device of that kind
-            (``torch.cuda.current_device()`` for CUDA). By default only the CPU is seeded, since samples are read there.
+        device: An accelerator whose generator is seeded, too, for example ``torch.device("cuda", 1)``; without an
+            index, the current device of that kind. By default only the CPU is seeded, since samples are read there.
 
     Raises:
         ValueError: The key is negative, or 2**64 or larger.
@@ -142,7 +142,11 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     # Numpy and torch expand 32 bits into the same Mersenne twister; torch takes the key's lower half.
     numpy_random().seed(key >> 32)
     if device is not None and device.type != "cpu":
-        torch.get_device_module(device).manual_seed(key)
+        module = torch.get_device_module(device)
+        # Not every kind of accelerator can have several devices.
+        is_one_of_several = device.index is not None and hasattr(module, "device")
+        with module.device(device.index) if is_one_of_several else nullcontext():
+            module.manual_seed(key)
 
 
 @contextmanager

@@ -66,8 +66,9 @@ class ScriptState:
     variables. If you know them, save them yourself, which is simpler. Create a ``ScriptState`` when the script is
     ready, call ``changes`` for each checkpoint, and call ``restore`` in the restarted script before it continues. The
     class searches attributes, items, closures and hooks, without running code of the script. Of objects whose class
-    comes from Python's library or an installed package, only the objects in ``roots``, containers, modules, optimizers,
-    schedulers, datasets and loaders are searched.
+    comes from Python's library or an installed package, only the objects in ``roots``, containers, plain namespaces
+    (``types.SimpleNamespace`` and ``argparse.Namespace``), modules, optimizers, schedulers, datasets and loaders are
+    searched.
 
     Only changed values are stored, so that a script may be restarted with other settings. These are numbers, strings,
     containers of them, small arrays, generators, and small tensors that a module has had from the start; small means at

@@ -12,12 +12,22 @@ import inspect
 import itertools
 import random
 import sys
-from collections import deque
+from argparse import Namespace
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
@@ -73,6 +83,7 @@ _NOT_FOLLOWED: Final = (
 _FOLLOWED_OF_THEM: Final = (
     *(nn.Module, Optimizer, lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau),
     *(Dataset, Sampler, DataLoader),
+    *(SimpleNamespace, Namespace, UserDict, UserList),
 )
 _SAVED_OF_OPTIMIZERS: Final = frozenset({"state", "param_groups", "defaults"})
 """The attributes of an optimizer that are saved with it, if it is a root."""

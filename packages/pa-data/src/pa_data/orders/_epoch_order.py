@@ -84,8 +84,7 @@ class EpochOrder(ABC):
             >>> epoch_order(10, seed=1, epoch=0, shuffle=False).indices(4, 7)
             tensor([4, 5, 6])
         """
-        if not 0 <= start <= stop <= self.num_samples:
-            raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
+        self._require_positions(start, stop)
         return self.compute_indices(start, stop)
 
     @abstractmethod
@@ -138,13 +137,21 @@ class EpochOrder(ABC):
         Returns:
             Fractions that sum to 1, or an empty mapping for data with a single source or if ``stop`` is 0.
 
+        Raises:
+            IndexError: Not ``0 <= stop <= num_samples``.
+
         Example:
             >>> from pa_data.orders import Mixture
             >>> mixture = Mixture({"ours": range(10), "others": range(30)})
             >>> mixture.default_order.epoch_order(40, seed=0, epoch=0).shares(40)
             {'ours': 0.25, 'others': 0.75}
         """
+        self._require_positions(0, stop)
         return {}
+
+    def _require_positions(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.num_samples:
+            raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
 
 
 class ChunkedEpoch(EpochOrder):

@@ -74,6 +74,7 @@ class EpochOfSources(ChunkedEpoch):
 
     @override
     def shares(self, stop: int) -> Mapping[str, float]:
+        self._require_positions(0, stop)
         if not self._sources.names or stop == 0:
             return {}
         taken = self._interleaving.taken(stop)
