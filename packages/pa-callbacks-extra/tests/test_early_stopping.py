@@ -183,6 +183,8 @@ def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were
     ("arguments", "named"),
     [
         ({"early_stopping_patience": 0}, "early_stopping_patience must be .* got 0"),
+        ({"early_stopping_patience": "3"}, "early_stopping_patience must be .* got '3'"),
+        ({"early_stopping_threshold": "0.1"}, "early_stopping_threshold must be .* got '0.1'"),
         ({"early_stopping_threshold": -0.5}, "early_stopping_threshold must be .* got -0.5"),
         ({"early_stopping_threshold": math.nan}, "early_stopping_threshold must be .* got nan"),
     ],

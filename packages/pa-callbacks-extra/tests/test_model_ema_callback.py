@@ -330,6 +330,7 @@ def test_a_run_without_anything_to_evaluate_is_an_error(tmp_path: Path) -> None:
     ("arguments", "named"),
     [
         ({"decay": 1.5}, "decay=1.5"),
+        ({"decay": "0.9"}, "decay='0.9'"),
         ({"decay": float("nan")}, "decay=nan"),
         ({"update_every_n_steps": 0}, "update_every_n_steps must"),
         ({"callbacks": [RecordingCallback, RecordingCallback]}, "second callback of class RecordingCallback"),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, TrainerCallback
-from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, require_watchable, resolve_direction, watched_value
+from pa_core.callbacks import (
+    FALSE_BY_DEFAULT,
+    BestMetric,
+    check_count,
+    require_watchable,
+    resolve_direction,
+    watched_value,
+)
 
 
 class EarlyStoppingCallback(TrainerCallback):
@@ -45,8 +53,8 @@ class EarlyStoppingCallback(TrainerCallback):
             Training states contain it and ``best``.
 
     Raises:
-        ConfigurationError: The patience is less than 1 epoch, or the threshold is negative or not finite. ``train()``
-            raises it when a run starts whose evaluations cannot record ``watch_metric``.
+        ConfigurationError: The patience is not a whole number of at least 1, or the threshold is not a finite number of
+            at least 0. ``train()`` raises it when a run starts whose evaluations cannot record ``watch_metric``.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -73,11 +81,8 @@ class EarlyStoppingCallback(TrainerCallback):
         greater_is_better: bool = FALSE_BY_DEFAULT,
         reset_on_train: bool = True,
     ) -> None:
-        if early_stopping_patience < 1:
-            raise ConfigurationError(
-                f"early_stopping_patience must be a number of epochs >= 1, got {early_stopping_patience!r}."
-            )
-        if not 0 <= early_stopping_threshold < math.inf:
+        check_count("early_stopping_patience", early_stopping_patience)
+        if not (isinstance(early_stopping_threshold, Real) and 0 <= early_stopping_threshold < math.inf):
             raise ConfigurationError(
                 f"early_stopping_threshold must be a finite number >= 0, got {early_stopping_threshold!r}. "
                 "Set the direction with greater_is_better."

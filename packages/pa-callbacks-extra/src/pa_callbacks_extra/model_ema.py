@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Generic, cast
 from weakref import WeakKeyDictionary
 
@@ -298,7 +299,7 @@ def check_decay(decay: float) -> None:
     Raises:
         ConfigurationError: The decay is not between 0 and 1.
     """
-    if not 0 <= decay <= 1:
+    if not (isinstance(decay, Real) and 0 <= decay <= 1):
         raise ConfigurationError(f"decay must be a number from 0 to 1, got decay={decay!r}.")
 
 

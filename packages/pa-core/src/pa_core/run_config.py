@@ -195,6 +195,11 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
         raise ConfigurationError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
 
 
+def is_positive(value: object) -> bool:
+    """Return whether a value is a number above 0, of Python or numpy; booleans are not."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0
+
+
 def check_clip_threshold(name: str, value: object) -> None:
     """Raise an error for a clipping threshold that would erase or invert every gradient.
 
@@ -206,8 +211,7 @@ def check_clip_threshold(name: str, value: object) -> None:
     Raises:
         ConfigurationError: ``value`` is neither None nor a positive number.
     """
-    accepted = value is None or (not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0)
-    if not accepted:
+    if value is not None and not is_positive(value):
         raise ConfigurationError(f"{name} must be a positive number, or None for no clipping, got {value!r}.")
 
 

@@ -218,6 +218,7 @@ def test_a_state_that_somebody_takes_away_at_once_ends_the_run(tmp_path: Path, m
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("states", {"stop_on_signals": ("SIGTREM",)}, "SIGTREM"),
     ("states", {"save_every_n_seconds": 0}, "save_every_n_seconds must be .* got 0"),
+    ("states", {"save_every_n_seconds": "60"}, "save_every_n_seconds must be .* got '60'"),
     ("states", {"save_every_n_steps": 0}, "save_every_n_steps"),
     ("s3://bucket/states", {}, "upload_to=.s3://bucket/states."),
     ("states", {"upload_to": "bucket/states"}, "s3://"),

@@ -25,7 +25,7 @@ from pa_core.errors import (
     TrainingPreempted,
     as_configuration_error,
 )
-from pa_core.run_config import check_count
+from pa_core.run_config import check_count, is_positive
 from pa_core.user_warnings import print_once, warn_user
 from pa_distributed import SignalWatch
 
@@ -122,7 +122,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         upload_errors: Literal["warn", "raise"] = "warn",
         on_save_error: Literal["raise", "warn"] = "raise",
     ) -> None:
-        if save_every_n_seconds is not None and not save_every_n_seconds > 0:
+        if save_every_n_seconds is not None and not is_positive(save_every_n_seconds):
             raise ConfigurationError(
                 f"save_every_n_seconds must be a positive number, or None, got {save_every_n_seconds!r}."
             )
