@@ -23,7 +23,7 @@ from pa_core.distributed.rank_sync import LateReader
 from pa_core.errors import RanksDifferError
 from pa_core.testing import RecordingCallback, make_regression
 from pa_core.types import SizedIterable
-from pa_data.errors import DataError
+from pa_data.errors import EmptyDatasetError
 from tests.small_runs import make_trainer, samples
 from tests.support.callbacks import CallAt
 from tests.support.loops import in_double, network
@@ -82,9 +82,9 @@ def test_a_model_that_was_evaluated_first_trains_alike_on_both_ranks() -> None:
 
 
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
-    """One sample on two ranks is refused before anything starts."""
+    """One sample on two ranks is refused before anything starts, with the argument that it was passed as."""
     trainer = Trainer(network(), nn.MSELoss(), None, callbacks=[])
-    with pytest.raises(DataError, match="fewer samples to evaluate on than processes"):
+    with pytest.raises(EmptyDatasetError, match=r"fewer samples to evaluate on than processes.* passed as dataset\."):
         trainer.evaluate(in_double(make_regression(1)))
 
 

@@ -278,7 +278,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     Raises:
         TypeError: The order is not an ``Order``, or there is an unknown option.
         DataError: An option is out of its range, the dataset has no length, or options contradict each other.
-        EmptyDatasetError: There are no samples, or ``drop_last`` leaves none.
+        EmptyDatasetError: There are no samples, ``drop_last`` leaves none, or there are fewer samples to evaluate on
+            than processes.
 
     Example:
         >>> import torch

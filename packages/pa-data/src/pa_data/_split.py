@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_data._fetching import BatchRequest, listed
-from pa_data.errors import DataError
+from pa_data.errors import DataError, EmptyDatasetError
 from pa_data.orders._checks import check_count
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.rng import extend_key
@@ -606,7 +606,8 @@ class EvalSplit(_WithoutUpdates):
         fixed_batches: Always False.
 
     Raises:
-        DataError: A number is out of its range, or there are fewer samples than processes.
+        DataError: A number is out of its range.
+        EmptyDatasetError: There are fewer samples than processes. It is a ``DataError``.
 
     Example:
         >>> from pa_data import EvalSplit
@@ -627,7 +628,7 @@ class EvalSplit(_WithoutUpdates):
         """Raise an error for numbers out of range."""
         _check_sizes(self)
         if self.num_samples < self.num_processes:
-            raise DataError(
+            raise EmptyDatasetError(
                 f"There are fewer samples to evaluate on than processes. Got {self.num_samples} samples for "
                 f"{self.num_processes} processes. Evaluate on more samples, or with fewer processes."
             )

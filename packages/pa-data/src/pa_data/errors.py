@@ -112,13 +112,14 @@ class DataError(ValueError):
 
 
 class EmptyDatasetError(DataError):
-    """Report that a dataset has no samples, or that no batch is left of it.
+    """Report that a dataset has no samples, that no batch is left of it, or that a process would get no sample of it.
 
     It is a ``DataError`` and so a ``ValueError``. ``KeyedDataLoader`` raises it for a dataset without samples, and if
-    ``drop_last=True`` leaves no full global batch or update. ``KeyedDataLoader.num_steps`` raises it for an epoch
-    without samples. ``count_samples``, ``ShardedFiles``, ``Mixture``, ``ClassBalanced`` and ``Curriculum`` raise it for
-    data without samples. Look at the path and the filters of the dataset, choose a smaller batch size, or leave out
-    ``drop_last``.
+    ``drop_last=True`` leaves no full global batch or update. With ``split="eval"`` it also raises it, as ``EvalSplit``
+    does, for fewer samples than processes. ``KeyedDataLoader.num_steps`` raises it for an epoch without samples.
+    ``count_samples``, ``ShardedFiles``, ``Mixture``, ``ClassBalanced`` and ``Curriculum`` raise it for data without
+    samples. Look at the path and the filters of the dataset, choose a smaller batch size or fewer processes, or leave
+    out ``drop_last``.
 
     Args:
         message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
