@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pa_data.orders import Mixture, epoch_order
 from pa_data.orders._epoch_order import RANDPERM_LIMIT
 from pa_data.rng import extend_key, mix
+from tests.support.drawing import Indices
 
 ALGORITHMS = ["identity", "randperm-v1", "feistel-v1"]
 SHUFFLES = ALGORITHMS[1:]
@@ -140,7 +141,7 @@ def test_positions_outside_the_epoch_are_refused(start: int, stop: int) -> None:
 @pytest.mark.parametrize("stop", [-1, 11])
 def test_shares_of_positions_outside_the_epoch_are_refused(stop: int) -> None:
     """Those of a mixture, and of an order with a single source."""
-    mixture = Mixture({"ours": range(4), "others": range(6)}).default_order
+    mixture = Mixture({"ours": Indices(4), "others": Indices(6)}).default_order
     for order in (mixture.epoch_order(10, seed=0, epoch=0), epoch_order(10, seed=0, epoch=0)):
         with pytest.raises(IndexError, match="epoch of 10 samples"):
             order.shares(stop)

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -417,7 +417,7 @@ class Accelerators(SimpleNamespace):
     current = 0
 
     @contextmanager
-    def device(self, index: int) -> Iterator[None]:
+    def device(self, index: int) -> Generator[None]:
         """Make a device the current one in a block."""
         before, self.current = self.current, index
         yield

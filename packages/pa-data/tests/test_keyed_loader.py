@@ -251,7 +251,7 @@ def test_batch_sizes_are_chosen_later() -> None:
 @pytest.mark.parametrize("sizes", [[0, 2], [], [2], [2, 2.5], [4, 4, 4]])
 def test_wrong_batch_sizes_are_refused_and_change_nothing(split: Any, sizes: list[Any]) -> None:
     """The error names them, and the loader goes on with the sizes that it had."""
-    options = {"samples_per_update": 8} if split == "train" else {}
+    options: dict[str, Any] = {"samples_per_update": 8} if split == "train" else {}
     loader = KeyedDataLoader(DATA, 4, split=split, num_processes=2, **options)
     before = [batch[0].tolist() for batch in loader]
     with pytest.raises(DataError, match=r"sizes\[\d\] must be a whole number >= 1|Each process needs a batch size: 2"):

@@ -82,7 +82,8 @@ class EarlyStoppingCallback(TrainerCallback):
         reset_on_train: bool = True,
     ) -> None:
         check_count("early_stopping_patience", early_stopping_patience)
-        if not (isinstance(early_stopping_threshold, Real) and 0 <= early_stopping_threshold < math.inf):
+        threshold: object = early_stopping_threshold
+        if not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):
             raise ConfigurationError(
                 f"early_stopping_threshold must be a finite number >= 0, got {early_stopping_threshold!r}. "
                 "Set the direction with greater_is_better."

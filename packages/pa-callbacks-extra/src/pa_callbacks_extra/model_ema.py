@@ -290,7 +290,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         return pairs
 
 
-def check_decay(decay: float) -> None:
+def check_decay(decay: object) -> None:
     """Raise an error unless a decay is a fraction.
 
     Args:
@@ -299,7 +299,7 @@ def check_decay(decay: float) -> None:
     Raises:
         ConfigurationError: The decay is not between 0 and 1.
     """
-    if not (isinstance(decay, Real) and 0 <= decay <= 1):
+    if not (isinstance(decay, Real) and 0 <= float(decay) <= 1):
         raise ConfigurationError(f"decay must be a number from 0 to 1, got decay={decay!r}.")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -143,9 +143,9 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     numpy_random().seed(key >> 32)
     if device is not None and device.type != "cpu":
         module = torch.get_device_module(device)
+        index = cast("int | None", device.index)
         # Not every kind of accelerator can have several devices.
-        is_one_of_several = device.index is not None and hasattr(module, "device")
-        with module.device(device.index) if is_one_of_several else nullcontext():
+        with module.device(index) if index is not None and hasattr(module, "device") else nullcontext():
             module.manual_seed(key)
 
 
