@@ -358,6 +358,19 @@ def test_one_process_may_ask_to_stop(when: str, updates: int) -> None:
     assert gather_objects(run.num_updates_completed) == [updates] * num_processes()
 
 
+def test_a_request_to_stop_outside_of_the_block_is_warned_of() -> None:
+    """There is no run to stop, neither before the block nor after it."""
+    run = make_run(linear(), POINTS, num_epochs=1)
+    with pytest.warns(UserWarning, match=r"request_stop\(\) has no effect outside"):
+        run.request_stop()
+    with run:
+        for (points,) in run.batches():
+            learn(run, points)
+    assert run.num_epochs_completed == 1
+    with pytest.warns(UserWarning, match=r"request_stop\(\) has no effect outside"):
+        run.request_stop()
+
+
 @on_any
 def test_a_loss_that_is_not_finite_keeps_its_update_from_being_made() -> None:
     """In the middle of a batch, and on one process alone."""

@@ -25,7 +25,7 @@ from pa_core.testing import RecordingCallback
 from tests.launching import Launch
 from tests.support.callbacks import CallAt
 from tests.support.pa_core.training_states.preempted_runs import SignalAt, own_handler, preemptible
-from tests.support.pa_core.training_states.small_runs import SavesToo, make_trainer, train
+from tests.support.pa_core.training_states.small_runs import DrawingDataset, SavesToo, make_trainer, train
 
 PLACES = [
     ("on_train_step_start", 4),
@@ -57,6 +57,35 @@ def test_a_run_that_made_room_goes_on_as_if_it_had_not(shared_tmp_path: Path) ->
         if distributed.rank() == 0:
             assert [record.complete for record in Folder(folder).records()] == [False]
         assert train(trainer_with(preemptible(folder)), resume_from=folder) == expected, (event, call)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_request_before_a_run_ends_it_after_its_first_update(shared_tmp_path: Path) -> None:
+    """The next training is preempted, whichever process made the request, and the training after that is not."""
+    trainer = make_trainer(preemptible(shared_tmp_path / "states"))
+    if distributed.rank() == distributed.num_processes() - 1:
+        trainer.request_preemption()
+    trainer.evaluate(DrawingDataset(20))
+    with pytest.raises(TrainingPreempted):
+        train(trainer, sanity_eval_steps=1)
+    assert trainer.num_updates_completed == 1
+    assert [record.update for record in Folder(shared_tmp_path / "states").records()] == [1]
+    train(trainer, resume_from=shared_tmp_path / "states")
+    assert trainer.num_epochs_completed == 3
+
+
+def test_a_request_in_a_run_that_failed_has_no_effect_on_the_next_run() -> None:
+    """A second Ctrl-C, for example, ends a run at once, and its first one is forgotten."""
+
+    def fail(trainer: AnyTrainer) -> None:
+        trainer.request_preemption()
+        raise KeyboardInterrupt
+
+    trainer = make_trainer(CallAt("on_train_step_end", fail, 3))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(trainer)
+        assert trainer.num_updates_completed == 3
 
 
 def test_an_evaluation_is_left_between_two_of_its_batches(tmp_path: Path) -> None:

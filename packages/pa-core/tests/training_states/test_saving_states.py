@@ -104,6 +104,13 @@ def test_a_request_that_nobody_serves_is_warned_of() -> None:
         train(make_trainer(REQUEST_AT_THIRD), num_epochs=1)
 
 
+def test_a_request_outside_of_a_training_run_is_warned_of(tmp_path: Path) -> None:
+    """There is no update after which the state could be saved; `save_training_state` saves at once."""
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path))
+    with pytest.warns(UserWarning, match=r"request_training_state\(\).*outside of a training run.*save_training_state"):
+        trainer.request_training_state()
+
+
 def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
     """Those of other runs in the folder stay, and a resumed run counts its own from before the interruption."""
     train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)

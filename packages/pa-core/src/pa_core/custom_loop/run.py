@@ -52,6 +52,7 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
+from pa_core.user_warnings import warn_user
 from pa_data.orders import Order
 from pa_distributed import print_errors_once
 
@@ -923,7 +924,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         later, so that no process waits for it.
 
         Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: if only some of them
-        leave, all of them end with an error.
+        leave, all of them end with an error. Outside of the block a warning is shown, and the call has no effect.
 
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks get in ``on_stop_training_error``. The default
@@ -944,7 +945,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             >>> run.num_updates_completed
             3
         """
-        if self._session.rank_sync.stop is None:
+        if self._session.running is None:
+            warn_user("request_stop() has no effect outside of the block of the run.")
+        elif self._session.rank_sync.stop is None:
             self._session.rank_sync.stop = StopTrainingError(reason)
 
     # Metrics and evaluations

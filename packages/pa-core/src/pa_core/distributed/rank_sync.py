@@ -45,6 +45,10 @@ class Request:
         if num_requests > 0:
             self.is_requested, self.is_agreed = False, True
 
+    def clear(self) -> None:
+        """Forget the request."""
+        self.is_requested = self.is_agreed = False
+
     def pop(self) -> bool:
         """Return whether all processes do it now, and clear the request."""
         agreed, self.is_agreed = self.is_agreed, False
@@ -99,12 +103,14 @@ class RankSync:
         device: The device of the run.
         num_processes: The number of processes; a single process acts on its own flags at once.
         describe: Returns the values that must stay the same on all processes.
+        preempt: The request of the trainer for preemption, which may be older than the run; None for a new request.
 
     Attributes:
         stop: The error that ends the run, or None.
         save: The request for a training state.
         preempt: The request to save a training state and end.
-        is_pending: Whether a save or a preemption may be due at the next safe point.
+        is_pending: Whether a save or a preemption may be due at the next safe point. True at first, because preemption
+            may have been requested before.
         reader: Reads the flags of each update.
 
     Example:
@@ -119,14 +125,16 @@ class RankSync:
         (True, False)
     """
 
-    def __init__(self, device: torch.device, num_processes: int, describe: Describe = dict) -> None:
+    def __init__(
+        self, device: torch.device, num_processes: int, describe: Describe = dict, preempt: Request | None = None
+    ) -> None:
         self._device = device
         self._num_processes = num_processes
         self._describe = describe
         self.stop: StopTrainingError | None = None
         self.save: Request = Request()
-        self.preempt: Request = Request()
-        self.is_pending: bool = False
+        self.preempt: Request = preempt or Request()
+        self.is_pending: bool = True
         self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:

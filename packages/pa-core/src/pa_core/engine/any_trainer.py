@@ -1659,7 +1659,7 @@ class AnyTrainer(ABC):
         You call it within a run, on any process, for example because some time has passed on its clock; on several
         processes, the others learn about it with the gradients of the next update. The ``on_training_state_request``
         event is then called on all processes, in which ``SaveTrainingStateCallback`` saves a
-        state. Without a callback for the event, a warning is shown and nothing is saved.
+        state. Without a callback for the event, or outside of a training run, a warning is shown and nothing is saved.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1670,7 +1670,12 @@ class AnyTrainer(ABC):
             ...             self.hours += 1
             ...             trainer.request_training_state()
         """
-        if not self.callback_handler.listeners("on_training_state_request"):
+        if self._session.running != "train":
+            warn_user(
+                "request_training_state() has no effect outside of a training run, because no update follows. Call "
+                "save_training_state(...) there."
+            )
+        elif not self.callback_handler.listeners("on_training_state_request"):
             warn_user(
                 "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
             )
@@ -1679,11 +1684,13 @@ class AnyTrainer(ABC):
     def request_preemption(self) -> None:
         """Request that all processes save a training state after the same update, and end the run to be resumed later.
 
-        You call it within a run if the machine will be taken away; outside of a run it has no effect. A single process
-        may make the request, even from a signal handler or a thread. The ``on_preemption`` event is then called on all
-        processes, in which ``SaveTrainingStateCallback`` saves a state; without that callback, no state is saved.
-        Afterwards ``train()`` raises ``TrainingPreempted``, a ``SystemExit`` that ends the script with status 75. If
-        the run is complete by then, it ends as usual.
+        You call it if the machine will be taken away. A single process may make the request, even from a signal handler
+        or a thread. The ``on_preemption`` event is then called on all processes, in which ``SaveTrainingStateCallback``
+        saves a state; without that callback, no state is saved. Afterwards ``train()`` raises ``TrainingPreempted``, a
+        ``SystemExit`` that ends the script with status 75. If the run is complete by then, it ends as usual.
+
+        Outside of a training run, for example while the script still loads its data, the request counts for the next
+        training run of this trainer, which ends after its first update.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback

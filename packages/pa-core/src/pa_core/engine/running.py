@@ -106,6 +106,7 @@ def _ending_in_order(session: Session, kind: RunKind) -> Generator[None]:
         session.running = None
         optimizers = trainer.named_optimizers().values()
         if kind == "train":
+            session.rank_sync.preempt.clear()
             for optimizer in optimizers:
                 initial_hyperparameters.end_run(optimizer)
         trainer.run_history.clock.stop()

@@ -16,7 +16,7 @@ from pa_core._attributes import temporarily
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.rank_sync import RankSync
+from pa_core.distributed.rank_sync import RankSync, Request
 from pa_core.engine.added_modules import AddedModules
 from pa_core.engine.dry_run import attributes_restored, dry_run
 from pa_core.engine.exchange import Alone, Exchange, require_between_steps
@@ -87,6 +87,7 @@ class Setup:
         hooks: The behaviour of the trainer in its runs.
         makes_optimizer: Whether a run creates the optimizer, if there is none.
         turn: Empty while a run is in progress. A list, because its ``pop`` returns the item to only one of two threads.
+        preempt: The request for preemption, which the next training run serves if no run is in progress.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Setup:
         self.hooks: TrainingHooks = TrainingHooks()
         self.makes_optimizer: bool = False
         self.turn: list[None] = [None]
+        self.preempt: Request = Request()
 
 
 class RunState:
@@ -159,7 +161,7 @@ class RunState:
         self.checkpointer: Checkpointer = setup.checkpointer
         self.means: StepMeans = StepMeans(exact=setup.reproducible) if means is None else means
         self.progress = progress
-        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, describe)
+        self.rank_sync: RankSync = RankSync(setup.device, setup.num_processes, describe, setup.preempt)
         self.resumption: ResumePlan = ResumePlan(self.progress, setup.device, reproducible=setup.reproducible)
         self.fitting: BatchSizeFitting | None = None
         self.running: RunKind | None = None
