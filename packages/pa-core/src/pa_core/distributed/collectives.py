@@ -212,7 +212,8 @@ def broadcast_buffers(module: nn.Module) -> None:
         >>> layer.running_mean
         tensor([0., 0.])
     """
-    broadcast_tensors(buffers_of_module(module))
+    if not _is_alone():
+        broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
@@ -247,10 +248,12 @@ def broadcast_weights(module: nn.Module) -> None:
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     """Copy the values of rank zero to every process; tensors of the same dtype are sent together.
 
+    Updates call it, so it does not check whether the other processes call it too.
+
     Args:
         tensors: Tensors of the same shapes on each process, in the same order, on the device of the run.
     """
-    if _is_alone():
+    if num_processes() == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:

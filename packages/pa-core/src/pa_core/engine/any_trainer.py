@@ -1672,8 +1672,7 @@ class AnyTrainer(ABC):
         """
         if self._session.running != "train":
             warn_user(
-                "request_training_state() has no effect outside of a training run, because no update follows. Call "
-                "save_training_state(...) there."
+                "request_training_state() has no effect outside of a training run. Call save_training_state(...)."
             )
         elif not self.callback_handler.listeners("on_training_state_request"):
             warn_user(
