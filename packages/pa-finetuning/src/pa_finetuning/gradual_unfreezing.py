@@ -27,8 +27,8 @@ class _RunConfig(Protocol):
 class TrainerLike(Protocol):
     """The attributes of a trainer that ``GradualUnfreezing`` reads in its ``on_*`` methods.
 
-    ``pa_core.Trainer`` has them all, so you need this type only to call these methods from a different trainer: any
-    object with these attributes is accepted, and it need not derive from this class. A custom loop calls
+    ``pa_core.Trainer`` has all of them, so you need this type only to call these methods from a different trainer. Any
+    object with these attributes is accepted, and its class need not derive from this class. A custom loop calls
     ``GradualUnfreezing.start_epoch`` instead, and needs no such object.
 
     Example:
@@ -54,7 +54,7 @@ class TrainerLike(Protocol):
     def optimizer(self) -> Optimizer | None:
         """The optimizer of the run, a ``torch.optim.Optimizer``; None if the run trains no parameters.
 
-        ``GradualUnfreezing`` adds the frozen parameters to it, or checks that it has them.
+        ``GradualUnfreezing`` adds the frozen parameters to this optimizer, or checks that it already contains them.
         """
         ...
 
@@ -62,7 +62,8 @@ class TrainerLike(Protocol):
     def scheduler(self) -> object:
         """The scheduler of the run, of any type; None if the run has no scheduler.
 
-        ``GradualUnfreezing`` reads its ``base_lrs``, if it has them, to check that it knows all parameter groups.
+        ``GradualUnfreezing`` reads the ``base_lrs`` of the scheduler, if there are any, to check that the scheduler
+        knows all parameter groups.
         """
         ...
 
@@ -70,7 +71,7 @@ class TrainerLike(Protocol):
     def run_history(self) -> _RunHistory:
         """The history of the run: an object with ``current_epoch``, the epoch number.
 
-        The number counts from 1, is 1 when a new run starts, and continues when a run resumes.
+        The epoch number is 1 when a new run starts, and continues when a run resumes.
         """
         ...
 
@@ -86,7 +87,7 @@ class TrainerLike(Protocol):
     def num_epochs_completed(self) -> int:
         """The number of completed epochs of the run, 0 during the first epoch.
 
-        When ``on_training_run_epoch_end`` is called, it includes the epoch that ends.
+        When ``on_training_run_epoch_end`` is called, the number includes the epoch that ends.
         """
         ...
 
@@ -102,35 +103,36 @@ class TrainerLike(Protocol):
 class GradualUnfreezing:
     """Unfreezes the layer groups of a model in turn during a run, starting near the output.
 
-    This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data: the
-    layers near the output, which know least about the new task, learn first, and gradients that come from random
-    weights do not disturb the layers below. To freeze or unfreeze at points that you choose yourself, call
+    This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3). Use it to fine-tune on little data. The
+    layers near the output, which are the least adapted to the new task, then learn first, and the gradients from their
+    random weights do not disturb the layers below. To unfreeze layers at points that you choose yourself, call
     ``ModelFreezer.unfreeze``.
 
     With ``pa_core.Trainer``, derive ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` and pass an object of that
-    class in ``callbacks``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch, and save
-    ``state_dict()`` with the checkpoint.
+    class in ``callbacks``. You can also use this class without a trainer. In a custom loop, call ``start_epoch`` before
+    each epoch, and save ``state_dict()`` with the checkpoint.
 
-    The optimizer has to hold the frozen parameters from the start, so that schedulers, checkpoints and states see the
-    same parameter groups in all stages. Either make the optimizer from ``freezer.get_parameter_groups(learning_rates,
-    include_frozen=True)``, or, with a trainer, pass ``learning_rates`` to this class, which then adds the groups before
-    the scheduler of the run is made.
+    The optimizer must contain the frozen parameters from the start, so that schedulers, checkpoints and states have the
+    same parameter groups in all stages. Either create the optimizer from
+    ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or, with a trainer, pass ``learning_rates``
+    to this class, which then adds the groups before the scheduler of the run is created.
 
     Epochs are counted as in the history of the run. Which layer groups are unfrozen depends only on the epoch number,
     so a run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as an uninterrupted
-    run. The state holds the stages.
+    run. The saved state contains the stages.
 
     Args:
-        freezer: The freezer, after ``freeze()``. The stages unfreeze the parameters that are frozen now.
+        freezer: The freezer, after you have called its ``freeze()``. The stages unfreeze the parameters that are frozen
+            now.
         learning_rates: The rates for the frozen parameters that are added to the optimizer when a trainer prepares the
-            run: a number for all layer groups, a list with a rate for each of them (as ``freezer.get_learning_rates``
-            returns it), or a mapping from indexes to rates. The default, None, is for an optimizer that holds these
-            parameters already. ``start_epoch`` does not use it.
-        epochs_per_stage: The number of epochs from a stage to the next. The default is 1, as in ULMFiT. The first stage
-            unfreezes no parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
-        stages: Custom stages, which override ``epochs_per_stage``: a mapping from the epoch, from 1, in which a stage
-            begins to the index of a layer group; this group and all groups after it are then unfrozen. The default,
-            None, makes a stage for each layer group.
+            run: a number for all layer groups, a list with a rate for each group (as ``freezer.get_learning_rates``
+            returns it), or a mapping from indexes to rates. The default, None, is for an optimizer that already
+            contains these parameters. ``start_epoch`` does not use the rates.
+        epochs_per_stage: The number of epochs in each stage. The default is 1, as in ULMFiT. The first stage unfreezes
+            no parameters. Each further stage unfreezes the last layer group that still has frozen parameters.
+        stages: Custom stages, which override ``epochs_per_stage``: a mapping from epochs, counted from 1, to indexes of
+            layer groups. In each of these epochs, a stage begins, and the layer group and all groups after it are
+            unfrozen. With the default, None, there is a stage for each layer group.
         set_modules_as_training: Whether unfrozen modules are put into training mode. The default is True, since trained
             layers usually use dropout and update their batch norm statistics. If False, modules that ``freeze`` put
             into eval mode stay there.
@@ -142,7 +144,8 @@ class GradualUnfreezing:
         stages: The stages: a mapping from epochs to indexes of layer groups, counted from the start.
 
     Raises:
-        ValueError: No parameter is frozen, a stage would unfreeze no parameter, or a number of epochs is not positive.
+        ValueError: No parameter is frozen, a stage would unfreeze no parameter, or an epoch or ``epochs_per_stage`` is
+            not positive.
         IndexError: A stage names a layer group that does not exist.
         TypeError: An epoch or an index is not an integer.
 
@@ -188,11 +191,11 @@ class GradualUnfreezing:
         self._epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Unfreeze the parameters that an epoch trains.
+        """Unfreeze the parameters that are trained in an epoch.
 
         You call it before each epoch of a custom loop, on every process; a trainer calls the ``on_*`` methods instead.
-        Parameters that are unfrozen already stay so. A second call for the same epoch changes nothing. Wrap the model
-        in ``DistributedDataParallel`` again after a stage begins, since the wrapper does not notice the change.
+        Parameters that are already unfrozen stay unfrozen. A second call for the same epoch changes nothing. Wrap the
+        model in ``DistributedDataParallel`` again after a stage begins, since the wrapper does not notice the change.
 
         Args:
             epoch: The number of the epoch that is about to begin, from 1. In a resumed run, continue the count.
@@ -217,7 +220,7 @@ class GradualUnfreezing:
     def on_prepare_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Add the frozen parameters to the optimizer, once, if learning rates were given.
 
-        The trainer calls it before it prepares the model and makes the scheduler; you need not call it yourself.
+        The trainer calls it before it prepares the model and creates the scheduler; you need not call it yourself.
         Without ``learning_rates``, it does nothing.
 
         Args:
@@ -242,8 +245,8 @@ class GradualUnfreezing:
             **kwargs: Not used.
 
         Raises:
-            ValueError: The optimizer lacks parameters that the stages unfreeze, or the scheduler was made before they
-                were added to the optimizer.
+            ValueError: The optimizer lacks parameters that the stages unfreeze, or the scheduler was created before
+                they were added to the optimizer.
         """
         self._require_held(trainer.optimizer)
         _require_rate_for_each_group(trainer.scheduler, trainer.optimizer)
@@ -254,8 +257,8 @@ class GradualUnfreezing:
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze the parameters that the next epoch trains, unless this epoch was the last.
 
-        The trainer calls it at the end of each epoch; you need not call it yourself. At the start of an epoch it would
-        be too late for a model that is trained by several processes.
+        The trainer calls it at the end of each epoch; you need not call it yourself. Unfreezing the parameters only at
+        the start of the next epoch would be too late if several processes train the model.
 
         Args:
             trainer: The trainer, with the attributes of ``TrainerLike``.

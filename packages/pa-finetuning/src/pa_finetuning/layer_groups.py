@@ -15,15 +15,16 @@ _NUM_NAMES_SHOWN = 5
 class LayerGroup(NamedTuple):
     """A layer group of a model, as ``ModelFreezer.get_layer_groups`` returns it.
 
-    Use it to see which index stands for which module. A layer group is a part of the model that is frozen and given a
-    learning rate as a whole. It is a named tuple; you make it yourself only to override ``get_layer_groups``.
+    Use it to see which index belongs to which module. A layer group is a part of the model that is frozen as a whole
+    and has a single learning rate. ``LayerGroup`` is a named tuple, and you create one yourself only if you override
+    ``get_layer_groups``.
 
     Attributes:
         layer_group_idx: The index of the group, counted from the start and from the end, for example ``(0, -2)``. All
-            methods of ``ModelFreezer`` take either number.
+            methods of ``ModelFreezer`` accept either number.
         module: The module of the group; if the group has several modules, a container that holds them.
-        is_frozen: Whether the group has frozen parameters, and no trainable parameters except in batch norms that keep
-            learning.
+        is_frozen: Whether the group has frozen parameters, and no trainable parameters except in batch norm layers that
+            keep learning.
 
     Example:
         >>> import torch
@@ -42,13 +43,14 @@ class LayerGroup(NamedTuple):
 class Layer(NamedTuple):
     """A module without modules inside it, as ``ModelFreezer.get_layers`` returns it.
 
-    Use it to see which layers are frozen. It is a named tuple; you need not make it yourself.
+    Use it to see which layers are frozen. ``Layer`` is a named tuple, and you need not create one yourself.
 
     Attributes:
         layer_group_idx: The index of its layer group, counted from the start and from the end, for example ``(0, -2)``;
             None for a layer without parameters that is in no group.
         module: The layer.
-        is_frozen: Whether the layer has frozen parameters and no others; False for a layer without parameters.
+        is_frozen: Whether the layer has frozen parameters and no trainable parameters; False for a layer without
+            parameters.
 
     Example:
         >>> import torch

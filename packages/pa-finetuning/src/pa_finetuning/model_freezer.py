@@ -25,31 +25,32 @@ class ModelFreezer:
     """Freezes and unfreezes parts of a model, for fine-tuning in stages.
 
     Use it in any PyTorch loop to train only the last layers of a pretrained model, to unfreeze further layers later,
-    and to give each part its learning rate. To unfreeze a part per epoch automatically, pass the freezer to
+    and to give each part its own learning rate. To unfreeze one part in each epoch automatically, pass the freezer to
     ``GradualUnfreezing``.
 
     A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module without modules
     inside it. Layer groups are addressed by their index, in the order in which they were assigned to the model;
     negative indexes count from the end. For a model that keeps all its layers in a single child, as BERT does, pass
-    ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and for
-    ``GradualUnfreezing``.
+    ``layer_groups``. A subclass may override ``get_layer_groups``, and all methods and ``GradualUnfreezing`` then use
+    the groups that it returns.
 
-    Parameters that belong to the model itself, next to its layer groups, belong to the first group: position embeddings
-    and class tokens are part of the input. All other parameters have to be in a group. A model that has no modules in
-    it is a single group. The last call on any of its groups decides about a parameter that several groups share; where
-    each parameter is returned once, it counts for the first of its groups.
+    Parameters that belong to the model itself, and not to one of its children, belong to the first group, because such
+    parameters (for example position embeddings and class tokens) are usually part of the input. All other parameters
+    have to be in a group. A model that contains no modules is a single group. If several groups share a parameter, the
+    last call for any of these groups decides whether the parameter is frozen. A method that returns each parameter only
+    once returns such a parameter with the first of its groups.
 
-    Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so an optimizer does not
+    Creating a freezer makes every parameter trainable. A frozen parameter has no gradient, so an optimizer does not
     change it, even with momentum or weight decay. Freeze before the model is wrapped for distributed training, and wrap
-    it again after a change: ``DistributedDataParallel`` does not notice the change.
+    it again after a change, because ``DistributedDataParallel`` does not notice the change.
 
     Args:
         model: The model, without wrappers. If it is compiled, the original module is used.
-        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. The default is False: they keep
-            learning, as their statistics have to fit the new data.
-        layer_groups: Custom layer groups, from the input to the output: each a module or parameter of the model, its
-            dotted name such as ``"bert.encoder.layer.0"``, or a list of several. The default, None, takes the direct
-            children.
+        freeze_batch_norms: Whether ``freeze`` also applies to batch norm layers. With the default, False, these layers
+            keep learning, because their statistics have to fit the new data.
+        layer_groups: Custom layer groups, from the input to the output. Each group is a module or parameter of the
+            model, its dotted name such as ``"bert.encoder.layer.0"``, or a list of several of these. By default (None),
+            each direct child of the model is a group.
 
     Attributes:
         model: The module that is divided into layer groups.
@@ -106,7 +107,7 @@ class ModelFreezer:
         """Return the layer groups in order: the given groups, or the direct children of the model.
 
         You call it to see which index belongs to which module, and which groups are frozen. The other methods call it,
-        too, so a subclass may override it to define layer groups. They only read the module of each record, so the
+        too, so a subclass may override it to define layer groups. They read only the module of each record, so the
         override may return modules instead of records. All parameters must be in a group, and no two groups may
         overlap.
 
@@ -155,9 +156,9 @@ class ModelFreezer:
     def get_trainable_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are not frozen, for the constructor of an optimizer.
 
-        You call it after ``freeze``, if all these parameters have the same learning rate and none is unfrozen later. If
-        you unfreeze more later, and use a scheduler, make the optimizer from ``get_parameter_groups(...,
-        include_frozen=True)`` instead, so that the scheduler knows all parameters.
+        You call it after ``freeze``, if all of these parameters have the same learning rate and you will not unfreeze
+        others later. If you will, and use a scheduler, create the optimizer from
+        ``get_parameter_groups(..., include_frozen=True)`` instead, so that the scheduler knows all parameters.
 
         Returns:
             The parameters in the order of ``model.parameters()``, each once. The list is empty if all are frozen.
@@ -176,17 +177,17 @@ class ModelFreezer:
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze layer groups; by default, all except the last, which is the head of most models.
 
-        You call it before the optimizer is made and before the model is wrapped for distributed training. The
+        You call it before you create the optimizer and before the model is wrapped for distributed training. The
         parameters of the groups get ``requires_grad=False`` and lose their gradients. Groups outside the range stay as
         they are.
 
         Args:
             from_index: The index of a layer group at one end of the range to freeze. The default, 0, is the first.
-            to_index: The index of the layer group at the other end, which is frozen too. The default, -2, is the group
+            to_index: The index of the layer group at the other end, which is also frozen. The default, -2, is the group
                 before the last.
-            set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that they neither drop out
-                nor, if frozen, update batch norm statistics. ``model.train()`` does not change that; ``unfreeze`` does.
-                The default is False, so the modules follow ``model.train()`` as usual.
+            set_modules_as_eval: Whether the frozen modules stay in eval mode from now on, so that their dropout has no
+                effect and frozen batch norm layers do not update their statistics. ``model.train()`` does not change
+                that; ``unfreeze`` does. The default is False, so the modules follow ``model.train()`` as usual.
 
         Raises:
             IndexError: There is no layer group at an index, such as -2 in a model with a single group; nothing was
@@ -219,22 +220,24 @@ class ModelFreezer:
     ) -> dict[int, dict[str, list[nn.Parameter]]]:
         """Unfreeze layer groups; by default, all of them.
 
-        You call it between two stages of training. The order of the ends does not matter. The defaults name the last
-        group first, as fine-tuning unfreezes from the output to the input: ``unfreeze(to_index=-2)`` unfreezes the last
-        two groups, ``unfreeze(from_index=-2)`` all except the last.
+        You call it between two stages of training. You may pass the two ends of the range in either order. By default,
+        the range begins at the last group, because fine-tuning unfreezes from the output to the input. For example,
+        ``unfreeze(to_index=-2)`` unfreezes the last two groups, and ``unfreeze(from_index=-2)`` unfreezes all groups
+        except the last.
 
         Args:
             from_index: The index of a layer group at one end of the range to unfreeze. The default, -1, is the last.
-            to_index: The index of the layer group at the other end, which is unfrozen too. The default, 0, is the
+            to_index: The index of the layer group at the other end, which is also unfrozen. The default, 0, is the
                 first.
             set_modules_as_training: Whether the modules are put into training mode, and follow ``model.train()`` again.
                 The default is True, since trained layers usually use dropout and update their batch norm statistics. If
                 False, modules that ``freeze`` put into eval mode stay there.
 
         Returns:
-            For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}`` with the
-            parameters that were frozen until now. Pass it to ``optimizer.add_param_group`` if the optimizer does not
-            have them yet. No parameter appears twice. The dictionary is empty if nothing was frozen.
+            A dictionary that maps the index (from the start) of each layer group that had frozen parameters to
+            ``{"params": [...]}``, with the parameters that were frozen until now. Pass such a value to
+            ``optimizer.add_param_group`` if the optimizer does not have them yet. No parameter appears twice. The
+            dictionary is empty if nothing was frozen.
 
         Raises:
             IndexError: There is no layer group at an index; nothing was unfrozen.
@@ -271,14 +274,14 @@ class ModelFreezer:
     def get_learning_rates(self, lr: float, factor: float = 1 / 2.6) -> list[float]:
         """Return a learning rate for each layer group, smaller by a factor with each step from the output to the input.
 
-        You call it to make rates for ``get_parameter_groups`` or ``add_frozen_parameters``. Layers near the input are
-        the most general and have to change least. Layer groups without parameters do not count as a step. Nothing is
-        changed.
+        You call it to compute rates for ``get_parameter_groups`` or ``add_frozen_parameters``. Layers near the input
+        are the most general and have to change least. Layer groups without parameters do not count as a step. Nothing
+        is changed.
 
         Args:
-            lr: The rate of the last layer group that has parameters, above 0.
-            factor: The rate of a layer group, divided by the rate of the group after it, above 0. The default, 1 / 2.6,
-                is the factor of ULMFiT (arXiv 1801.06146, section 3.2). 1 gives all groups the same rate.
+            lr: The rate of the last layer group that has parameters; a number above 0.
+            factor: The rate of a layer group divided by the rate of the group after it; a number above 0. The default,
+                1 / 2.6, is the factor of ULMFiT (arXiv 1801.06146, section 3.2). 1 gives all groups the same rate.
 
         Returns:
             A rate for each layer group, from the input to the output.
@@ -308,25 +311,26 @@ class ModelFreezer:
     ) -> list[dict[str, Any]]:
         """Return the parameters by layer group, each group with its learning rate, for the constructor of an optimizer.
 
-        You call it once, before the optimizer is made. Include the frozen parameters if you unfreeze some later: the
-        optimizer does not change a frozen parameter and keeps no state for it, and its scheduler knows all groups from
-        the start. If the optimizer exists already, use ``add_frozen_parameters``.
+        You call it once, before you create the optimizer. Include the frozen parameters if you will unfreeze some
+        later. The optimizer does not change a frozen parameter and keeps no state for it, and the scheduler knows all
+        groups from the start. If the optimizer exists already, use ``add_frozen_parameters``.
 
         Args:
-            learning_rates: A rate for all layer groups, a list with a rate for each of them (as ``get_learning_rates``
+            learning_rates: A rate for all layer groups, a list with a rate for each group (as ``get_learning_rates``
                 returns it), or a mapping from indexes to rates.
             include_frozen: Whether frozen parameters are included. The default is False, for parameters that stay
                 frozen.
             decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. The default is
-                True, as in the optimizers of torch. False gives norms, biases, and other vectors and scalars, separate
+                True, as in torch's optimizers. If False, norms, biases, and other vectors and scalars are in separate
                 groups with ``weight_decay=0``.
             timm_groups: The return value of timm's ``param_groups_layer_decay(model)``: the rate of each parameter is
-                multiplied by its ``lr_scale``, which torch's optimizers and schedulers ignore, and its weight decay is
+                multiplied by its ``lr_scale`` (which torch's optimizers and schedulers ignore), and its weight decay is
                 copied. The default, None, changes nothing.
 
         Returns:
-            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several if
-            parameters of a layer group differ in rate or weight decay. No parameter appears twice.
+            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order. If parameters of a
+            layer group differ in rate or weight decay, there are several dictionaries for this group. No parameter
+            appears twice.
 
         Raises:
             ValueError: There is no such parameter, a layer group with such parameters has no rate, the number of rates
@@ -369,14 +373,14 @@ class ModelFreezer:
     ) -> None:
         """Add the frozen parameters to an optimizer that was made without them, with a group for each layer group.
 
-        You call it before a scheduler is made for the optimizer, since schedulers of torch do not accept further
+        You call it before you create a scheduler for the optimizer, because torch's schedulers do not accept further
         groups, and before you unfreeze the parameters. The optimizer does not change the parameters until they are
-        unfrozen, and keeps its state of other parameters. If you make the optimizer yourself,
+        unfrozen, and keeps its state for the other parameters. If you create the optimizer yourself,
         ``get_parameter_groups(..., include_frozen=True)`` is simpler.
 
         Args:
             optimizer: An optimizer that holds none of the frozen parameters.
-            learning_rates: A rate for all layer groups, a list with a rate for each of them (as ``get_learning_rates``
+            learning_rates: A rate for all layer groups, a list with a rate for each group (as ``get_learning_rates``
                 returns it), or a mapping from indexes to rates.
             from_index: The index of a layer group at one end of the range whose frozen parameters are added. The
                 default, -1, is the last.

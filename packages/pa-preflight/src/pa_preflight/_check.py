@@ -46,16 +46,16 @@ def check(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Report: .
 
 
 def check(trainer: Any, *args: Any, **kwargs: Any) -> Report:
-    """Look for mistakes in a training run before it starts, usually in less than a minute.
+    """Look for mistakes in a training run before the run starts, usually in less than a minute.
 
-    Call it once for a new script, and after changes to the model, the loss or the data. It makes some updates, with
-    experiments on the first batch; trains on a single batch until the model has memorized it; and evaluates some
-    samples twice. Callbacks are not called, except for ``MoveModulesToDeviceCallback``. Afterwards everything is
-    restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments next.
+    Call it once for a new script, and after changes to the model, the loss or the data. It makes a few updates, with
+    experiments on the first batch, trains on a single batch until the model has memorized it, and evaluates some
+    samples twice. No callback except ``MoveModulesToDeviceCallback`` is called. Afterwards, everything is restored, as
+    after ``trainer.dry_run()``, so you can then call ``trainer.train`` with the same arguments.
     ``checked(trainer).train(...)`` does both, and `plan` predicts the memory and the time of the run.
 
-    For a ``Run``, call it before its ``with`` block; everything that is known without its loop is checked. The command
-    ``python -m pa_preflight script.py`` also watches the first updates of the loop.
+    For a ``Run``, call it before the ``with`` block. It then checks everything that can be checked without the loop.
+    The command ``python -m pa_preflight script.py`` also watches the first updates of the loop.
 
     Args:
         trainer: The trainer of the run, or a ``Run``.
@@ -239,18 +239,18 @@ class _Checked(Generic[_P]):
 
 
 def checked(trainer: Trains[_P]) -> Trains[_P]:
-    """Return an object that checks a run before it trains, for a single line: ``checked(trainer).train(dataset, ...)``.
+    """Return an object that checks a run and then trains, in a single line: ``checked(trainer).train(dataset, ...)``.
 
     Its ``train`` method takes the arguments of ``trainer.train``. It prints the report of `check`, and then trains,
     unless there are mistakes. A run with warnings begins. On several processes, and with a sharded model, the check is
-    left out with a warning, so the line can stay in a script.
+    skipped with a warning, so the line can stay in your script.
 
     Args:
         trainer: The trainer.
 
     Returns:
-        An object with the ``train`` method. That method raises a ``ConfigurationError``, with the report as its
-        message, if there are mistakes; nothing is trained then.
+        An object with the ``train`` method. If there are mistakes, this method raises a ``ConfigurationError`` with the
+        report as its message, and trains nothing.
 
     Example:
         >>> import torch

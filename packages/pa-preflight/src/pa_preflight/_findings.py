@@ -19,18 +19,18 @@ FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave 
 class Finding:
     """A problem that a check has found in a training script, with advice.
 
-    ``check`` makes findings, and ``Report.findings`` holds them; ``print(finding)`` shows all of a finding. You only
-    construct one in a test.
+    ``check`` creates findings, and ``Report.findings`` contains them. ``print(finding)`` shows the whole finding. You
+    need to create one yourself only in tests.
 
     Args:
         name: The name of the problem in ``docs/before-you-train.md``, such as "rate-is-zero".
         saw: The observation, with numbers, in a sentence.
         do: The advice, in a sentence.
-        level: "mistake" (the default) if it certainly spoils a run, "warning" if it very likely does, "note" if it may
-            well be on purpose.
+        level: "mistake" (the default) if the problem certainly spoils a run, "warning" if it very likely does, "note"
+            if the observed setting may well be intended.
 
     Attributes:
-        name: As passed, like ``saw``, ``do`` and ``level``. They cannot be changed.
+        name: As passed. The same is true for ``saw``, ``do`` and ``level``. None of them can be changed.
 
     Example:
         >>> from pa_preflight import Finding
@@ -47,10 +47,10 @@ class Finding:
 
     @property
     def see(self) -> str | None:
-        """The page of the documentation that says more about the problem, such as ``"data.md#seeds"``; or None.
+        """The documentation page that explains the problem, such as ``"data.md#seeds"``, or None.
 
-        It is a path below ``docs``, with the anchor of a heading. It depends on ``name`` alone, and is None for a name
-        without a page.
+        It is a path in ``docs``, with the anchor of a heading. It depends only on ``name``, and is None if there is no
+        page for this name.
         """
         kind = KINDS.get(self.name)
         return None if kind is None else kind.page
@@ -69,7 +69,7 @@ class Report:
     """The findings of a check, mistakes first, then warnings and notes; print it.
 
     ``check`` returns it. ``print(report)`` shows each finding with its advice, and the checks that were left out. You
-    only construct one in a test.
+    need to create one yourself only in tests.
 
     Args:
         findings: The findings, each a ``Finding``; an empty list if nothing was found.
@@ -77,7 +77,7 @@ class Report:
         seconds: The duration of the check in seconds.
 
     Attributes:
-        findings: As passed, like ``left_out`` and ``seconds``.
+        findings: As passed. The same is true for ``left_out`` and ``seconds``.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ class Report:
     def mistakes(self) -> list[Finding]:
         """The findings of level "mistake", which certainly spoil a run: a new list, empty if there are none.
 
-        ``require_none()`` raises an error if it is not empty.
+        ``require_none()`` raises an error if this list is not empty.
         """
         return [finding for finding in self.findings if finding.level == "mistake"]
 
@@ -107,15 +107,15 @@ class Report:
     def warnings(self) -> list[Finding]:
         """The findings of level "warning", which very likely spoil a run: a new list, empty if there are none.
 
-        ``require_none()`` ignores them.
+        ``require_none()`` ignores warnings.
         """
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def require_none(self) -> None:
-        """Raise an error if there are mistakes, to end a script before it trains.
+        """Raise an error if there are mistakes, which ends the script before it trains.
 
-        Call it between ``check`` and ``train``; ``checked(trainer).train(...)`` does both in a line. Warnings and notes
-        raise no error.
+        Call it between ``check`` and ``train``; ``checked(trainer).train(...)`` does both in one line. Warnings and
+        notes cause no error.
 
         Raises:
             ConfigurationError: There are mistakes; the message is the report. The error is also a ``ValueError``.

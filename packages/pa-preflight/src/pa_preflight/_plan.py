@@ -72,15 +72,15 @@ def plan(trainer: Trains[_P], *args: _P.args, **kwargs: _P.kwargs) -> Plan: ...
 def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
     """Predict the updates, evaluations, training states, learning rates, memory and time of a run.
 
-    Call it before a long run, and print the result; `check` looks for mistakes instead. It first trains and evaluates
-    some batches for some seconds, to time them. The rest is computed without training: the memory from an update with
-    tensors that have shapes but no values, and the learning rates by stepping the scheduler on a copy of the optimizer.
-    Afterwards everything is restored, as after ``trainer.dry_run()``: call ``trainer.train`` with the same arguments
-    next.
+    Call it before a long run, and print the result. To look for mistakes, call `check` instead. It first trains and
+    evaluates some batches for a few seconds, to time them. The rest is computed without training. The memory is
+    computed from an update with tensors that have shapes but no values, and the learning rates by stepping the
+    scheduler on a copy of the optimizer. Afterwards, everything is restored, as after ``trainer.dry_run()``, so you can
+    then call ``trainer.train`` with the same arguments.
 
-    Callbacks of ``pa_core`` that limit, evaluate and save are part of the plan. No callback is called except those
-    callbacks that limit, and ``MoveModulesToDeviceCallback``. The run differs from its plan if callbacks end it early
-    or change its loaders, or gradients overflow.
+    The plan takes account of ``pa_core``'s callbacks that limit a run, evaluate, or save. Only the callbacks that limit
+    a run and ``MoveModulesToDeviceCallback`` are called. The run differs from its plan if callbacks end it early or
+    change its loaders, or if gradients overflow.
 
     Args:
         trainer: The trainer of the run; or a ``Run`` before its ``with`` block, without further arguments.
@@ -88,8 +88,9 @@ def plan(trainer: Any, *args: Any, **kwargs: Any) -> Plan:
         **kwargs: The keyword arguments of ``trainer.train``.
 
     Returns:
-        The ``Plan``: ``print`` shows it as a table. Its attributes ``updates``, ``epochs``, ``evaluations``, ``saves``,
-        ``rates``, ``memory`` (in bytes), ``disk`` (in bytes), ``seconds`` and others are described at ``Plan``.
+        The ``Plan``, which ``print`` shows as a table. Its attributes ``updates``, ``epochs``, ``evaluations``,
+        ``saves``, ``rates``, ``memory`` (in bytes), ``disk`` (in bytes), ``seconds`` and others are described in
+        ``Plan``.
 
     Raises:
         ArgumentTypeError: ``trainer`` is not a ``Trainer``, or ``train`` does not take these arguments. The error is

@@ -24,11 +24,12 @@ _KINDS = {"sanity": "before the run", "intermediate": "within epochs", "epoch": 
 
 @dataclass(frozen=True)
 class PlannedParameters:
-    """The parameters of a child of the model; parameters that several children share count for the first of them.
+    """The parameters of a child of the model; parameters that several children share are counted in the first of them.
 
     Attributes:
-        name: The name of the child, or of a module that was added to the trainer; "" for parameters of the model's own.
-        trained: The number of trained parameters: they need gradients, and an optimizer has them.
+        name: The name of the child, or of a module that was added to the trainer; "" for parameters that belong to the
+            model itself.
+        trained: The number of trained parameters, which are those that require gradients and belong to an optimizer.
         frozen: The number of other parameters.
         trained_bytes: The memory of the trained parameters.
         frozen_bytes: The memory of the other parameters.
@@ -46,9 +47,9 @@ class PlannedEpoch:
     """An epoch; ``max_num_train_steps`` may cut the last epoch short.
 
     Attributes:
-        batches: The number of batches of this process.
+        batches: The number of batches on this process.
         updates: The number of optimizer updates.
-        ends_at: The number of updates of the run at its end.
+        ends_at: The number of updates that the run has made at the end of the epoch.
     """
 
     batches: int
@@ -61,9 +62,9 @@ class PlannedEvaluation:
     """An evaluation of a dataset.
 
     Attributes:
-        update: The update after which it takes place; 0 is before the first update.
+        update: The update after which it takes place; 0 means before the first update.
         name: The name of the set; None for a dataset without a name.
-        batches: The number of batches of this process; None for data without a length.
+        batches: The number of batches on this process; None for data without a length.
         kind: "sanity" before the first epoch, "intermediate" within an epoch, "epoch" after an epoch.
     """
 
@@ -79,7 +80,7 @@ class PlannedSave:
 
     Attributes:
         update: The update after which it is saved.
-        name: The folder in ``save_dir``; it gets a number if another run has a state of the same name.
+        name: The folder in ``save_dir``; a number is appended to it if another run has a state with the same name.
         deletes: The states that are deleted once it is saved.
     """
 
@@ -108,8 +109,8 @@ class PlannedRates:
     Attributes:
         optimizer: The name of the optimizer.
         group: The number of the group.
-        points: The rates at the turning points, in their order: the first, the first of the highest and of the lowest,
-            the last before it falls again or rises again, and the last of the run.
+        points: The rates at the turning points, in order: the first rate, the first occurrence of the highest and of
+            the lowest rate, the last rate before the rate falls or rises again, and the last rate of the run.
         course: About 1,000 rates from the whole run, and the points, for a picture.
     """
 
@@ -123,24 +124,24 @@ class PlannedRates:
 class PlannedMemory:
     """The memory of a run in bytes, without datasets in memory and the libraries of the device.
 
-    Activations and peaks come from an update with tensors that have no values, for the largest of the first batches:
-    updates of larger batches need more. They are None if a step needs values, for example for ``numpy()``; a note says
-    why.
+    Activations and peaks come from an update with tensors that have no values, for the largest of the first batches.
+    Updates with larger batches need more memory. These attributes are None if a step needs values, for example for
+    ``numpy()``; a note says why.
 
     Attributes:
         weights: Parameters and buffers.
         gradients: The gradients of all trained parameters.
         optimizer: The state of the optimizers after an update; None if it could not be predicted.
         activations: The memory that the forward pass of a batch keeps for its backward pass.
-        peak: The most at the same time within an update: all of the above, the batch, and the temporaries of
-            operations.
+        peak: The largest memory use at any time within an update, for all of the above, the batch, and the temporary
+            tensors of operations.
         peak_on_accelerator: The same on a GPU, even if there is none: in blocks of 512 bytes, with optimizers that work
             on all parameters at once. It corresponds to ``torch.cuda.max_memory_allocated``, without workspaces of
             cuDNN and cuBLAS; layers that have other kernels there, such as attention and LSTM, need more or less. The
-            context of the device and fragmentation need additional memory, often more than a GiB. It is for the mixed
-            precision of this run: on a CPU, bf16 or none.
-        saved_state: The approximate size of a training state on the disk, without the states of callbacks; None as
-            ``optimizer``. Within the epochs of a custom loader it is 15 kB more.
+            context of the device and fragmentation need additional memory, often more than a GiB. The number applies to
+            the mixed precision of this run: on a CPU, bf16 or none.
+        saved_state: The approximate size of a training state on the disk, without the states of callbacks; None if
+            ``optimizer`` is None. A state that is saved within an epoch of a custom loader is 15 kB larger.
     """
 
     weights: int
@@ -157,9 +158,9 @@ class PlannedDisk:
     """The space that the training states of a run need on a disk, in bytes, each of the size ``memory.saved_state``.
 
     Attributes:
-        peak: The most at the same time: a new state is saved before an old state is deleted.
+        peak: The largest space at any time, because a new state is saved before an old state is deleted.
         at_end: The space of the states that are kept.
-        free: The present free space.
+        free: The space that is free now.
     """
 
     peak: int
@@ -172,7 +173,7 @@ class PlannedSeconds:
     """The seconds that a run takes, without callbacks and saves; None if they could not be measured.
 
     Attributes:
-        update: An update, with its batches.
+        update: One update, including its batches.
         updates: All updates.
         evaluations: All evaluations.
     """
@@ -191,31 +192,32 @@ class PlannedSeconds:
 class Plan:
     """The plan of a run: updates, evaluations, training states, learning rates, memory and time; print it.
 
-    ``plan(trainer, ...)`` returns it; you never construct it. ``print(planned)`` shows a table of about 25 lines.
+    ``plan(trainer, ...)`` returns it; you need not create it yourself. ``print(planned)`` shows a table of about 25
+    lines.
 
     Attributes:
-        config: The settings of the run, a ``TrainerRunConfig``: the number of processes, the batch size, and the
-            samples of an update.
-        device: The device of the training, such as "cpu" or "cuda:0".
+        config: The settings of the run, a ``TrainerRunConfig``: the number of processes, the batch size, and the number
+            of samples in an update.
+        device: The device on which the run trains, such as "cpu" or "cuda:0".
         parameters: A record for each child of the model, with its ``name``, the numbers of ``trained`` and ``frozen``
             parameters, and their ``trained_bytes`` and ``frozen_bytes``.
         samples: The number of samples that the first epoch trains on; None if its loader cannot tell.
-        epochs: A record for each epoch, with the number of its ``batches`` on this process and of its ``updates``, and
-            the number of updates of the run at its end, ``ends_at``.
+        epochs: A record for each epoch, with the number of its ``batches`` on this process, the number of its
+            ``updates``, and the number of updates that the run has made at its end, ``ends_at``.
         updates: The number of updates of the run.
         evaluations: A record for each evaluation, in their order, with the ``update`` after which it runs, the ``name``
             of the set (None for a dataset without a name), its ``batches`` (None if unknown) and its ``kind``:
             "sanity", "intermediate" or "epoch".
         saves: A record for each training state, in their order, with the ``update`` after which it is saved, its
             ``name``, and the names of the states that it ``deletes``.
-        rates: A record for each parameter group, with the names ``optimizer`` and ``group``, its turning ``points``,
-            and about 1,000 rates of the whole ``course``, each with ``update`` and ``rate``; ``plot_rates`` draws them.
-            Empty if they could not be planned.
+        rates: A record for each parameter group, with the names ``optimizer`` and ``group``, the rates at its turning
+            ``points``, and about 1,000 rates from its whole ``course``, each with ``update`` and ``rate``;
+            ``plot_rates`` draws them. The list is empty if the rates could not be planned.
         memory: The memory of an update in bytes: ``weights``, ``gradients``, ``optimizer``, ``activations``, ``peak``
             and ``peak_on_accelerator``; and ``saved_state``, the size of a training state. A number that could not be
             planned is None.
-        disk: The space of the training states in bytes: ``peak``, ``at_end`` and the present free space, ``free``; None
-            if the run saves none.
+        disk: The space of the training states in bytes: ``peak``, ``at_end`` and the space that is free now, ``free``.
+            It is None if the run saves no states.
         seconds: The duration in seconds, without callbacks and saves: ``update``, ``updates``, ``evaluations`` and
             ``total``. A duration that could not be measured is None.
         notes: The parts that could not be planned, each with the reason, in a sentence.
@@ -260,15 +262,16 @@ class Plan:
         Call it to see whether warm-up and decay end where you expect. It needs matplotlib.
 
         Args:
-            path: The file to save, a PNG unless it has another ending, such as ".svg". Missing folders are created, and
-                an existing file is replaced.
-            dark: Whether to draw on a dark background, for dark pages or slides; the default, False, is white.
+            path: The file to save, a PNG unless it has a different file extension, such as ".svg". Missing folders are
+                created, and an existing file is replaced.
+            dark: Whether to draw on a dark background, for dark pages or slides. The default is False, for a white
+                background.
 
         Returns:
             The path of the picture.
 
         Raises:
-            ConfigurationError: No learning rates are planned; a note in ``notes`` says why.
+            ConfigurationError: No learning rates could be planned; a note in ``notes`` gives the reason.
             ImportError: matplotlib is not installed (``pip install "pa-preflight[plot]"``).
 
         Example:

@@ -26,16 +26,16 @@ _USE_RATIO = "Lower {}, or pass {} for a fraction of the learning rate of each g
 class CosineLrScheduler(StatefulSchedulerBase):
     """Raises the learning rate linearly, lowers it along half a cosine, and then holds it at a minimum.
 
-    Use it for a run whose length you know: it decays over the whole run, so a run that is made longer needs a new
-    schedule (``WSDLrScheduler`` can be continued).
+    Use it for a run whose length you know, because the rate decays over the whole run. If you extend the run, you need
+    a new schedule (``WSDLrScheduler`` can be continued).
 
-    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which makes and steps it. In a custom loop, call
-    ``step()`` after each optimizer update: update n, counted from 1, then uses the rate after n - 2 updates (the first
-    two both use the rate after 0 updates), as ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after
-    update n, without this delay. Do not mix the two.
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates the scheduler and steps it. In a custom
+    loop, call ``step()`` after each optimizer update: update n, counted from 1, then uses the rate after n - 2 updates
+    (the first two both use the rate after 0 updates), as ``StatefulSchedulerBase`` explains. To avoid this delay, call
+    ``step_update(n)`` after update n instead. Do not mix the two.
 
-    The run has W updates of warm-up, C of cool-down and T in all; ``lr`` is the learning rate of a parameter group. The
-    rate after n updates is
+    The run has T updates in total. The warm-up lasts W updates, the cool-down lasts C updates, and ``lr`` is the
+    learning rate of a parameter group. The rate after n updates is
 
     - for n < W: linear, from the starting rate to ``lr``;
     - for W <= n < T - C: ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and D = T - C - W.
@@ -43,7 +43,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
     - from T - C on, even beyond the end of the run: the minimum.
 
     The rate does not jump between the parts if the cosine has at least one update (D > 0). Each parameter group has its
-    own ``lr``: the rate that it had when its first scheduler was made, or when it was added to the optimizer. In a
+    own ``lr``, the rate that it had when its first scheduler was created, or when it was added to the optimizer. In a
     group that is added later with a rate below the minimum or the starting rate, the rate stays as it is.
 
     Args:
@@ -60,8 +60,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
             default, 1e-6, is close to 0.
         warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, from 0 to 1. If given, it
             takes precedence over ``warmup_starting_lr``. The default, None, uses ``warmup_starting_lr``.
-        num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. The default, 0,
-            lets the cosine end with the run.
+        num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. With the default,
+            0, the cosine ends with the run.
 
     Attributes:
         num_warmup_updates: The number of updates of the warm-up.
@@ -136,18 +136,18 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
     ) -> Callable[[Optimizer], Self]:
-        """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
+        """Return a function that creates this scheduler, for ``Trainer.train(create_scheduler_fn=...)``.
 
         You call it where you call ``train``. The trainer calls the returned function when the run starts, and fills in
-        the length of the run, which is not known before. The learning rate rises linearly during the warm-up, falls
+        the length of the run, which is not known earlier. The learning rate rises linearly during the warm-up, falls
         along half a cosine, and stays at the minimum during the cool-down. In a custom loop, call the constructor
         instead.
 
         Args:
-            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
-                run.
-            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
-                in.
+            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the number of
+                epochs of the run.
+            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills in
+                this number.
             k_decay: The exponent of the progress. Above 1, the rate stays high for longer; below 1, it falls sooner.
                 The default, 1, is the plain cosine.
             lr_min: The minimum, the same for all groups. The default, 1e-6, is close to 0 for usual rates.
@@ -158,8 +158,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
                 close to 0.
             warmup_starting_lr_ratio: The starting rate as a fraction of the ``lr`` of each group, from 0 to 1, in place
                 of ``warmup_starting_lr``. The default, None, uses ``warmup_starting_lr``.
-            num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. The default, 0,
-                lets the cosine end with the run.
+            num_cooldown_epochs: The number of epochs at the end in which the rate stays at the minimum. With the
+                default, 0, the cosine ends with the run.
 
         Returns:
             A function of an optimizer that returns the scheduler.
@@ -198,8 +198,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> list[float]:
         """Return the learning rate of each parameter group after a number of updates.
 
-        ``step`` and ``step_update`` call it and write the rates to the optimizer. You call it to look at the schedule;
-        nothing is changed.
+        ``step`` and ``step_update`` call it and write the rates to the optimizer. You may also call it to look at the
+        schedule; nothing is changed.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0. From the cool-down on, and beyond the end

@@ -47,14 +47,14 @@ _PLAIN = (bool, int, float, str, type(None))
 class LearningRateLoss(NamedTuple):
     """The learning rate and the loss of an update of a learning rate search.
 
-    ``LearningRateCurve.rows``, which ``find_learning_rate`` returns, has one for each update. It is a named tuple; you
-    need not make it yourself.
+    ``LearningRateCurve.rows``, which ``find_learning_rate`` returns, contains one for each update. It is a named tuple,
+    and you need not create one yourself.
 
     Attributes:
         rate: The learning rate; with several parameter groups, the highest of them.
         loss: The mean loss of the samples of the update, on all processes.
-        smoothed: The weighted mean of this loss and the losses before it; each loss counts a fifth less than the loss
-            after it.
+        smoothed: The weighted mean of this loss and the losses before it; each loss has a weight that is a fifth lower
+            than the weight of the loss after it.
 
     Example:
         >>> from pa_schedulers import LearningRateLoss
@@ -72,7 +72,7 @@ class LearningRateLoss(NamedTuple):
 class LearningRateCurve:
     """The losses that ``find_learning_rate`` measured at rising learning rates.
 
-    ``find_learning_rate`` returns it; you need not make it yourself. Use ``suggestion`` as the learning rate of your
+    ``find_learning_rate`` returns it; you need not create it yourself. Use ``suggestion`` as the learning rate of your
     run, or look at the curve with ``plot``.
 
     Attributes:
@@ -90,13 +90,13 @@ class LearningRateCurve:
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate at which the smoothed loss is lowest: fast, and safely below the rates that diverge.
+        """A tenth of the rate at which the smoothed loss is lowest, which is high but safely below rates that diverge.
 
         A float, for example 0.003. Use it as the learning rate of the optimizer, or as the highest rate of a schedule.
 
         Raises:
-            ConfigurationError: The loss falls up to the highest rate, or never falls, and the message says whether to
-                search at higher or lower rates; or there are no rows. It is a ``ValueError``.
+            ConfigurationError: The loss still falls at the highest rate, or it never falls (the message says whether to
+                search at higher or lower rates), or there are no rows. It is a ``ValueError``.
         """
         self._require_rows()
         lowest = min(self.rows, key=lambda row: row.smoothed)
@@ -116,8 +116,8 @@ class LearningRateCurve:
         falls.
 
         Args:
-            path: The file to save, a PNG unless it has another ending, for example ``.svg`` or ``.pdf``. It is replaced
-                if it exists. Missing folders are created.
+            path: The file to save, a PNG unless it has a different file extension, for example ``.svg`` or ``.pdf``. It
+                is replaced if it exists. Missing folders are created.
             dark: Whether to draw on a dark background, for dark pages or slides. The default is False, for a white
                 background.
 
@@ -160,9 +160,9 @@ def find_learning_rate(
     train_dataloader_kwargs: dict[str, Any] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> LearningRateCurve:
-    """Train some updates at rising learning rates, and return the loss at each of them.
+    """Make some updates at rising learning rates, and return the loss at each rate.
 
-    Use it before the first run of a new model, instead of trying rates in whole runs: ``suggestion`` is a rate to start
+    Use it before the first run of a new model, instead of trying rates in whole runs. ``suggestion`` is a rate to start
     with, and ``plot`` draws the curve. The rate grows by the same factor with each update (Smith, 2017,
     arXiv:1506.01186, section 3.3), and the search ends early once the loss is four times its lowest. With several
     parameter groups, ``lowest`` and ``highest`` apply to the group with the highest rate, and the others keep their
@@ -176,15 +176,15 @@ def find_learning_rate(
         train_dataset: The training dataset of the run.
         lowest: The rate of the first update. The default, 1e-7, is too low for nearly every model to learn.
         highest: The rate of the last update. The default, 10, makes nearly every model diverge.
-        num_updates: The largest number of updates to make. The default, 100, takes seconds to minutes and still has
-            more than ten updates for each power of ten.
-        per_device_batch_size: The batch size on each process, as in the run: a good rate depends on it. The default, 8,
-            is the default of ``Trainer.train``.
-        gradient_accumulation_steps: The number of batches of an update, as in the run. The default, 1, does not
+        num_updates: The maximum number of updates. The default, 100, takes seconds to minutes and still has more than
+            ten updates for each power of ten.
+        per_device_batch_size: The batch size on each process. Use the batch size of the run, because a good rate
+            depends on it. The default, 8, is the default of ``Trainer.train``.
+        gradient_accumulation_steps: The number of batches in an update, as in the run. The default, 1, does not
             accumulate gradients.
         train_dataloader_kwargs: Arguments of the data loader, as in the run. The default, None, passes none.
         collate_fn: A function that makes a batch from a list of samples, as in the run. The default, None, uses the
-            function of the trainer or of torch.
+            trainer's function or torch's default.
 
     Returns:
         The losses; ``suggestion`` is the suggested rate, ``plot(path)`` draws the curve, and ``rows`` has the rate and
@@ -195,7 +195,7 @@ def find_learning_rate(
         ConfigurationError: ``lowest``, ``highest`` or ``num_updates`` is out of range, the trainer sets its rates
             itself, or the loss of the first update is NaN or infinite. It is a ``ValueError``.
         UnsupportedConfigurationError: The trainer is reproducible, the model is sharded, or its optimizer or parameters
-            are made when a run starts. It is a ``RuntimeError``.
+            are created only when a run starts. It is a ``RuntimeError``.
 
     Example:
         >>> import torch

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class SteppedAlone(Protocol):
     """A scheduler whose values depend only on the number of its steps.
 
-    ``plot_schedule`` accepts a function that returns any such object. Schedulers of torch (except
-    ``ReduceLROnPlateau``) and of pa-schedulers fit; a class of yours needs only a ``step()`` method without required
-    arguments, and need not derive from this class.
+    ``plot_schedule`` accepts a function that returns any such object. Torch's schedulers (except ``ReduceLROnPlateau``)
+    and all schedulers in pa-schedulers are suitable. Your own class needs only a ``step()`` method without required
+    arguments; it need not derive from this class.
 
     Example:
         >>> import torch
@@ -54,7 +54,8 @@ class SteppedAlone(Protocol):
     def step(self) -> Callable[[], object]:
         """Advance the schedule by an optimizer update: write the next values to the parameter groups of the optimizer.
 
-        A method without required arguments. ``plot_schedule`` calls it once after each update, and ignores its result.
+        The method must not require arguments. ``plot_schedule`` calls it once after each update, and ignores its
+        result.
         """
         ...
 
@@ -62,7 +63,7 @@ class SteppedAlone(Protocol):
 class ScheduleRow(NamedTuple):
     """The values that an optimizer update will use; ``plot_schedule`` returns a row for each update.
 
-    It is a named tuple; you need not make it yourself.
+    It is a named tuple, and you need not create one yourself.
 
     Attributes:
         update: The number of the update in the run, from 1.
@@ -97,19 +98,20 @@ def plot_schedule(
 ) -> list[ScheduleRow]:
     """Return the values that each update of a run will use, and draw them if a path is given.
 
-    Look at a schedule before you spend a run on it. The scheduler is made and stepped as a trainer does it, with
-    placeholders filled in, on a copy of the parameter groups: nothing is trained, and the optimizer is not changed.
-    Schedulers of pa-schedulers and of torch work, if they are stepped by ``step()`` without arguments. Only the picture
-    needs matplotlib (``pip install "pa-schedulers[plot]"``); matplotlib's global state is not touched.
+    Use it to look at a schedule before you spend a run on it. The scheduler is created and stepped in the same way as
+    by a trainer, with placeholders filled in, but on a copy of the parameter groups. Nothing is trained, and the
+    optimizer is not changed. Schedulers from pa-schedulers and torch work if they are stepped by ``step()`` without
+    arguments. Only the picture needs matplotlib (``pip install "pa-schedulers[plot]"``); matplotlib's global state is
+    not touched.
 
     Args:
         create_scheduler_fn: The function that you pass to ``Trainer.train``.
         optimizer: The optimizer of the run, as it is when the run starts.
         num_epochs: The number of epochs of the run.
-        num_update_steps_per_epoch: The number of optimizer updates in an epoch: the batches of an epoch, divided by the
-            accumulation steps and rounded up. A trainer has it in ``run_config``.
-        path: The file of the picture, a PNG unless it has another ending. It is replaced if it exists. Missing folders
-            are created. The default, None, draws nothing.
+        num_update_steps_per_epoch: The number of optimizer updates in an epoch, which is the number of batches in an
+            epoch divided by the number of accumulation steps, rounded up. A trainer has this number in ``run_config``.
+        path: The file of the picture, a PNG unless it has a different file extension. It is replaced if it exists.
+            Missing folders are created. The default, None, draws nothing.
         field: The field of the parameter groups to look at, for example ``"weight_decay"``. The default is the learning
             rate, ``"lr"``.
         max_num_train_steps: The number of updates after which the run ends; overrides ``num_epochs``, as in a trainer.

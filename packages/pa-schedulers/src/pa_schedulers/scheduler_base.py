@@ -22,22 +22,22 @@ _INITIAL_VALUES = "param_group_initial_values"
 class SchedulerBase(ABC):
     """The base class of schedulers whose caller counts the updates; derive from it to schedule any field.
 
-    Override ``get_updated_values``. The caller passes the number of updates to ``step_update``, as
-    ``TrainerWithTimmScheduler`` of ``pa_compat`` does. If the trainer or your loop only calls ``step()``, derive from
+    Override ``get_updated_values``. The caller passes the number of updates to ``step_update``, as ``pa_compat``'s
+    ``TrainerWithTimmScheduler`` does. If the trainer or your loop only calls ``step()``, derive from
     ``StatefulSchedulerBase`` instead, which counts the updates. For a cosine or warmup-stable-decay schedule, use
     ``CosineLrScheduler`` or ``WSDLrScheduler``.
 
     The first scheduler of an optimizer records the value of each parameter group in the group, as ``initial_<field>``
     (``initial_lr``, as torch's own schedulers do). The constructor of every further scheduler resets the group to that
-    value. To start from another value, set ``initial_<field>`` too.
+    value. To start from a different value, also set ``initial_<field>``.
 
     A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place. ``state_dict``
     saves all attributes except the optimizer.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule, for example ``"lr"``, the default, or ``"weight_decay"``; a single
-            number in each group.
+        param_group_field: The field to schedule, for example ``"lr"`` (the default) or ``"weight_decay"``. Its value
+            must be a single number in each group.
 
     Attributes:
         optimizer: The optimizer, as given.
@@ -83,8 +83,8 @@ class SchedulerBase(ABC):
     def base_lr_values(self) -> list[float]:
         """The same list as ``initial_values``, no matter which field is scheduled.
 
-        The value of each parameter group before any scheduling, as floats in the order of the groups. It has this name
-        in pytorch-accelerated; new code may use ``initial_values``.
+        The value of each parameter group before any scheduling, as floats in the order of the groups. The name comes
+        from pytorch-accelerated; new code can use ``initial_values``.
         """
         return self.initial_values
 
@@ -120,16 +120,16 @@ class SchedulerBase(ABC):
     def step_update(self, num_updates: int) -> None:
         """Calculate the values for a number of updates and write them to the parameter groups.
 
-        In a custom loop, you call it after each optimizer update with the number of updates so far: the next update
-        uses the values. The trainer of ``pa_core`` does not call it, but ``step()`` of a ``StatefulSchedulerBase``,
-        which calls this method. Do not mix the two.
+        In a custom loop, you call it after each optimizer update with the number of updates so far. The next update
+        then uses the values. The trainer of ``pa_core`` does not call this method directly. Instead, it calls
+        ``step()`` of a ``StatefulSchedulerBase``, which calls this method. Do not mix the two.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0.
 
         Raises:
-            ConfigurationError: The number is negative, or there are not as many values as parameter groups. It is a
-                ``ValueError``.
+            ConfigurationError: The number is negative, or the number of values is not the number of parameter groups.
+                It is a ``ValueError``.
 
         Example:
             >>> import torch
@@ -152,7 +152,7 @@ class SchedulerBase(ABC):
             write_field(self.optimizer, self.param_group_field, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of every attribute except the optimizer, with the initial and present values of the groups.
+        """Return a copy of every attribute except the optimizer, with the initial and current values of the groups.
 
         A trainer saves it with the training state. In a custom loop, you save it with a checkpoint, and pass it to
         ``load_state_dict`` of a scheduler that was made with the same arguments. A subclass need not override this if
@@ -182,16 +182,16 @@ class SchedulerBase(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that ``state_dict`` returned, and write its values to the parameter groups.
 
-        A trainer calls it when it loads a training state. In a custom loop, you call it after the scheduler is made
-        with the same arguments, and before the next update. The result is the same whether you load the state of the
-        optimizer before or after this. If groups were added to the optimizer in the course of the saved run, add them
-        before you load.
+        A trainer calls it when it loads a training state. In a custom loop, you call it after you have created the
+        scheduler with the same arguments, and before the next update. The result is the same whether you load the state
+        of the optimizer before or after the state of the scheduler. If parameter groups were added to the optimizer
+        during the saved run, add them before you call this method.
 
         Args:
             state_dict: The state of a scheduler of the same class. It is not changed.
 
         Raises:
-            ConfigurationError: The state belongs to another field, to another kind of scheduler or to a different
+            ConfigurationError: The state belongs to a different field, a different kind of scheduler or a different
                 number of parameter groups; nothing was changed. It is a ``ValueError``.
 
         Example:
@@ -260,16 +260,17 @@ class StatefulSchedulerBase(SchedulerBase):
     ``step()``. If the caller knows the number of updates and passes it, derive from ``SchedulerBase`` instead.
 
     Override ``get_updated_values``, and call ``step()`` once after each optimizer update, as a ``Trainer`` does. The
-    first ``step()`` writes the values for 0 earlier updates, the second the values for 1, and so on. So update n, from
-    1, uses the values for n - 2: they come an update later than with ``step_update(n)``, as in pytorch-accelerated. The
-    first update uses the values that the constructor wrote: the initial values, unless a subclass writes others.
+    first ``step()`` writes the values for 0 earlier updates, the second the values for 1, and so on. Update n, counted
+    from 1, therefore uses the values for n - 2 updates, as in pytorch-accelerated. This is one update later than with
+    ``step_update(n)``. The first update uses the values that the constructor wrote: the initial values, unless a
+    subclass writes others.
 
     ``state_dict`` saves the count and all attributes except the optimizer.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
-        param_group_field: The field to schedule, for example ``"lr"``, the default, or ``"weight_decay"``; a single
-            number in each group.
+        param_group_field: The field to schedule, for example ``"lr"`` (the default) or ``"weight_decay"``. Its value
+            must be a single number in each group.
 
     Attributes:
         optimizer: The optimizer, as given.
@@ -336,7 +337,7 @@ class StatefulSchedulerBase(SchedulerBase):
         optimizer. You may also call it to look at a schedule.
 
         Args:
-            num_updates: How often ``step`` has been called before, starting at 0.
+            num_updates: The number of earlier calls to ``step``, from 0.
 
         Returns:
             A number for all parameter groups; or a number for each of them, in their order; or None to leave the groups

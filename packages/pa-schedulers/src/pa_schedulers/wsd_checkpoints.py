@@ -13,35 +13,38 @@ from pa_schedulers.wsd_scheduler import WSDLrScheduler
 
 
 class WSDCheckpointCallback(TrainerCallback):
-    """Saves a run with a ``WSDLrScheduler`` before each of its decays and after it.
+    """Saves a run with a ``WSDLrScheduler`` before and after each decay.
 
-    Pass it to a trainer in ``callbacks``, and a ``WSDLrScheduler`` as ``create_scheduler_fn`` to ``train``. Use it to
-    train for longer later: the state before a decay continues at the full rate, as if there had been no decay.
-    ``save_dir`` then has, named after the number of updates,
+    Pass this callback to a trainer in ``callbacks``, and pass ``WSDLrScheduler.create_scheduler_fn()`` to ``train``.
+    Use the callback if you may want to train for longer later. A run that continues from the state before a decay
+    trains at the full rate, as if there had been no decay. ``save_dir`` then contains the following, named after the
+    number of updates:
 
-    - ``checkpoint_<step>_wsd_pre_decay``, a training state: the stable phase continues from it, and
-      ``train(resume_from=...)`` does the decay again;
+    - ``checkpoint_<step>_wsd_pre_decay``, a training state. A new run can continue the stable phase from it, and
+      ``train(resume_from=...)`` repeats the decay;
     - ``checkpoint_<step>_wsd_post_decay.pt``, an export of the weights after the decay, as ``save_checkpoint`` writes
       it.
 
-    Both have these entries, which ``load_training_state`` returns for a training state: ``step``, ``checkpoint_type``
-    (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the schedule.
+    Both contain the following entries, which ``load_training_state`` returns for a training state: ``step``,
+    ``checkpoint_type`` (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the
+    schedule.
 
     To continue, start a run with ``initial_checkpoint`` and a schedule made with
-    ``is_continuation_from_checkpoint=True``. It begins with weights and optimizer of the checkpoint and a stable phase
-    of the new length, and counts its updates from 1. From a checkpoint before the decay, this is the schedule of
-    MiniCPM (arXiv 2404.06395); from a checkpoint after it, WSD-S (arXiv 2410.05192). A run that is resumed does not
-    load the initial checkpoint a second time.
+    ``is_continuation_from_checkpoint=True``. The run begins with the weights and the optimizer of the checkpoint and a
+    stable phase of the new length, and counts its updates from 1. From a checkpoint before the decay, this is the
+    schedule of MiniCPM (arXiv 2404.06395); from a checkpoint after it, WSD-S (arXiv 2410.05192). A run that is resumed
+    does not load the initial checkpoint a second time.
 
     Args:
-        save_dir: The folder to save into, which is created if it is missing. Several machines have to share it. While a
-            run uses it, no other run can. The default is ``checkpoints`` in the current folder.
-        save_optimizer: Whether exports contain the state of the optimizer. The default, True, lets a run continue from
-            them. Training states always contain it.
-        save_scheduler: Whether exports contain the state of the scheduler. The default, True, lets a run continue from
-            them. Training states always contain it.
+        save_dir: The folder to save into, which is created if it is missing. If a run uses several machines, they have
+            to share this folder. While a run uses the folder, no other run can use it. The default is ``checkpoints``
+            in the current folder.
+        save_optimizer: Whether exports contain the state of the optimizer. With the default, True, a run can continue
+            from the exports. Training states always contain it.
+        save_scheduler: Whether exports contain the state of the scheduler. With the default, True, a run can continue
+            from the exports. Training states always contain it.
         initial_checkpoint: The checkpoint to start from: a training state, a folder of training states (the newest is
-            used), or the file of an export. None, the default, starts from the weights of the model.
+            used), or the file of an export. With the default, None, the run starts from the weights of the model.
 
     Raises:
         ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
@@ -81,7 +84,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Check, before any time is spent, that the run can be saved; load the initial checkpoint.
+        """Check that the run can be saved, before any time is spent, and load the initial checkpoint.
 
         The trainer calls it when a run starts; you need not call it yourself.
 

@@ -41,15 +41,15 @@ _PLAN = (
 class DecayInfo(TypedDict):
     """The steps of a period of a ``WSDLrScheduler``, as ``get_decay_info`` returns them.
 
-    A dictionary with string keys, which you read and need not make. A period is the part of the schedule that ends with
-    a checkpoint: the rate is constant first and then decays. A step is an optimizer update, counted from the start of
-    the schedule.
+    It is a dictionary with string keys, and you need not create one yourself. A period is the part of the schedule that
+    ends with a checkpoint: the rate is constant first and then decays. A step is an optimizer update, counted from the
+    start of the schedule.
 
     Attributes:
         period_start: The number of steps before the period.
         period_end: The number of steps up to its checkpoint.
         decay_steps: The number of steps of its decay; 0 if it is too short to decay.
-        pre_decay_step: The number of steps before its decay: save a checkpoint to continue from after so many updates.
+        pre_decay_step: The number of steps before its decay. To be able to continue, save a checkpoint at this step.
 
     Example:
         >>> import torch
@@ -69,9 +69,9 @@ class DecayInfo(TypedDict):
 class PhaseInfo(DecayInfo):
     """The phase and the period of a step of a ``WSDLrScheduler``.
 
-    ``get_phase_info`` and ``get_current_phase_info`` return it. A dictionary with string keys, which you read and need
-    not make. A period is the part of the schedule that ends with a checkpoint. A step is an optimizer update, counted
-    from the start of the schedule.
+    ``get_phase_info`` and ``get_current_phase_info`` return it. It is a dictionary with string keys, and you need not
+    create one yourself. A period is the part of the schedule that ends with a checkpoint. A step is an optimizer
+    update, counted from the start of the schedule.
 
     Attributes:
         step: The step.
@@ -98,12 +98,12 @@ class WSDLrScheduler(StatefulSchedulerBase):
     """Warms the learning rate up, keeps it constant, and lowers it before each checkpoint.
 
     This is the warmup-stable-decay schedule of MiniCPM (arXiv 2404.06395, section 4). Use it if you do not know yet how
-    long you will train: nothing before the decay depends on the length of the run, so a run can be continued for as
+    long you will train. Nothing before the decay depends on the length of the run, so you can continue a run for as
     long as you like. With several checkpoints, the rate returns to its stable value right after each of them, so a
     single run gives a model for each of several budgets; this is WSD-S (arXiv 2410.05192).
 
-    A period lasts from update A to update E, its last D updates decay, and W updates are warm-up; ``lr`` is the
-    learning rate of a parameter group. The rate after n updates is
+    A period lasts from update A to update E, and the rate decays in its last D updates. The warm-up lasts W updates,
+    and ``lr`` is the learning rate of a parameter group. The rate after n updates is
 
     - for n < W: linear, from ``warmup_starting_lr`` to ``lr``;
     - for n up to E - D: ``lr``;
@@ -113,40 +113,42 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     The first period begins at 0, and each further period at the checkpoint before it. A period decays in its last
     ``int((E - A) * decay_phase_ratio)`` updates; if that is 0, the rate stays at ``lr``. A single checkpoint is at the
-    end. With several, the first is at a quarter of the updates and each next at twice the number before; with more than
-    three, the first is so early that the last is not beyond the end; with two, the last is at half of the updates, and
-    the rest is trained at the minimum.
+    end. If there are several checkpoints, the first is at a quarter of the updates, and each further checkpoint is at
+    twice as many updates as the checkpoint before. With more than three checkpoints, the first is earlier, so that the
+    last is not beyond the end. With two, the last is at half of the updates, and the rest of the run is trained at the
+    minimum rate.
 
-    Each parameter group has its own ``lr``: the rate that it had when its first scheduler was made, or when it was
+    Each parameter group has its own ``lr``, the rate that it had when its first scheduler was created, or when it was
     added to the optimizer. A group that is added later with a rate below the starting rate keeps its rate.
 
-    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which makes and steps it. In a custom loop, call
-    ``step()`` after each optimizer update: update n, from 1, then uses the rate after n - 2 updates, as
-    ``StatefulSchedulerBase`` explains. Or call ``step_update(n)`` after update n, without this delay; methods about the
-    current step then do not know it. ``WSDCheckpointCallback`` saves the checkpoints.
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates the scheduler and steps it. In a custom
+    loop, call ``step()`` after each optimizer update: update n, from 1, then uses the rate after n - 2 updates, as
+    ``StatefulSchedulerBase`` explains. To avoid this delay, call ``step_update(n)`` after update n instead; the methods
+    that return the current step or phase do not count such calls. ``WSDCheckpointCallback`` saves the checkpoints.
 
-    **Continuation.** Make a schedule for the further updates with ``is_continuation_from_checkpoint=True`` and load the
-    state of the old schedule, saved before or after a decay: a new stable phase of the new length begins, without
-    warm-up, at the rate of the old schedule. If you load a state that such a continuation saved itself into a
-    continuation with the same arguments, it is resumed instead. To continue from a continuation of the same length,
-    call ``start_stable_phase()`` after loading its state.
+    **Continuation.** Create a schedule for the further updates with ``is_continuation_from_checkpoint=True``, and load
+    a state of the old schedule that was saved before or after a decay. A new stable phase of the new length then begins
+    at the rate of the old schedule, without warm-up. If the state that you load was saved by a continuation with the
+    same arguments, that continuation is resumed instead. To continue from a continuation of the same length, call
+    ``start_stable_phase()`` after loading its state.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
-        num_epochs: The number of epochs of the run; needs ``num_update_steps_per_epoch``. The default of this and of
-            the next two arguments, None, leaves out the argument, so that you can give the length in either way.
+        num_epochs: The number of epochs of the run; needs ``num_update_steps_per_epoch``. This argument and the next
+            two are None by default, so that you can specify the length in either way.
         num_update_steps_per_epoch: The number of optimizer updates in an epoch.
-        total_steps: The number of optimizer updates of the run, instead of the other two.
-        num_warmup_steps: The number of updates in which the rate rises. The default, 0, means no warm-up; None takes 1%
+        total_steps: The number of optimizer updates of the run; use it instead of the other two arguments.
+        num_warmup_steps: The number of updates in which the rate rises. The default, 0, means no warm-up; None means 1%
             of all updates.
         decay_phase_ratio: The fraction of each period in which the rate decays, from 0 to 1, and at most 1/3 with
             several checkpoints. The default, 0.1, was enough for the authors of MiniCPM.
-        lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group: 0.01 on a rate of 0.1 ends at
-            0.001. The default is close to 0.
+        lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group. For example, with 0.01, a rate of
+            0.1 decays to 0.001. The default is close to 0.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups. The default is close to 0.
         use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
             proportional.
-        num_checkpoints: How many checkpoints to decay for. The default, 1, decays at the end of the run.
+        num_checkpoints: The number of checkpoints before which the rate decays. With the default, 1, the rate decays at
+            the end of the run.
         is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to continue
             from it.
 
@@ -222,29 +224,29 @@ class WSDLrScheduler(StatefulSchedulerBase):
         num_checkpoints: int = 1,
         is_continuation_from_checkpoint: bool = False,
     ) -> Callable[[Optimizer], Self]:
-        """Return a function that makes this scheduler for an optimizer, for ``Trainer.train(create_scheduler_fn=...)``.
+        """Return a function that creates this scheduler, for ``Trainer.train(create_scheduler_fn=...)``.
 
         You call it where you call ``train``. The trainer calls the returned function when the run starts, and fills in
-        the length of the run, which is not known before. The learning rate rises linearly during the warm-up, stays
+        the length of the run, which is not known earlier. The learning rate rises linearly during the warm-up, stays
         constant, and decays before each checkpoint. In a custom loop, call the constructor instead.
 
         Args:
-            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the epochs of the
-                run.
-            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills it
-                in.
+            total_num_epochs: The number of epochs of the schedule. By default, the trainer fills in the number of
+                epochs of the run.
+            num_update_steps_per_epoch: The number of optimizer updates in an epoch. By default, the trainer fills in
+                this number.
             num_warmup_epochs: The number of epochs in which the rate rises, such as 0.5, rounded down to whole updates;
-                0 for no warm-up. The default, None, takes a tenth of all updates.
-            decay_phase_ratio: The fraction of the updates up to each checkpoint, from the one before, in which the rate
-                decays: from 0 to 1, and at most 1/3 with several checkpoints. The default, 0.1, was enough for the
-                authors of MiniCPM.
+                0 for no warm-up. The default, None, means a tenth of all updates.
+            decay_phase_ratio: The fraction of the updates between two checkpoints in which the rate decays, from 0 to
+                1, and at most 1/3 with several checkpoints. The default, 0.1, was enough for the authors of MiniCPM.
             lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group. The default, 1e-6, is close
                 to 0.
             warmup_starting_lr: The rate at the start of the warm-up, the same for all groups. The default, 1e-6, is
                 close to 0.
             use_inverse_sqrt_decay: Whether the decay follows the square root (the default); if not, it is inversely
                 proportional.
-            num_checkpoints: How many checkpoints to decay for. The default, 1, decays at the end of the run.
+            num_checkpoints: The number of checkpoints before which the rate decays. With the default, 1, the rate
+                decays at the end of the run.
             is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
                 continue from it at the stable rate. The default, False, is for a new run, and for a run that is
                 resumed.
@@ -289,8 +291,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_updated_values(self, num_updates: int) -> list[float]:
         """Return the learning rate of each parameter group after a number of updates.
 
-        ``step`` and ``step_update`` call it and write the rates to the optimizer. You call it to look at the schedule;
-        nothing is changed.
+        ``step`` and ``step_update`` call it and write the rates to the optimizer. You may also call it to look at the
+        schedule; nothing is changed.
 
         Args:
             num_updates: The number of optimizer updates made so far, from 0. After the last checkpoint, the rate is the
@@ -317,7 +319,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_checkpoint_steps(self) -> list[int]:
         """Return the numbers of updates after which the rate is at its minimum.
 
-        You call it to save the model there; ``WSDCheckpointCallback`` does so with a trainer.
+        You call it to find out when to save the model. With a trainer, ``WSDCheckpointCallback`` does so for you.
 
         Returns:
             A number of updates for each checkpoint, in order. The last may be before the end of the schedule if there
@@ -354,8 +356,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_phase_info(self, step: int) -> PhaseInfo:
         """Return the phase and the period of a step; the step of a checkpoint belongs to the period that it ends.
 
-        You call it to decide or log something by phase, for example to evaluate more often during a decay. For the
-        current step, ``get_current_phase_info`` is shorter.
+        You call it to log the phase, or to do something that depends on it, for example to evaluate more often during a
+        decay. For the current step, ``get_current_phase_info`` is shorter.
 
         Args:
             step: A number of updates, from 0.
@@ -366,7 +368,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             ``"pre_decay_step"``, which are numbers of updates, as in ``get_decay_info``.
 
         Raises:
-            ConfigurationError: The step is not a whole number, or negative. It is a ``ValueError``.
+            ConfigurationError: The step is negative or not a whole number. It is a ``ValueError``.
 
         Example:
             >>> import torch
@@ -393,7 +395,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Return the phase and the period of the current step.
 
         You call it in a loop or callback that steps the schedule with ``step()``, for example to log the phase. Calls
-        of ``step_update`` do not count as steps; pass your count to ``get_phase_info`` then.
+        to ``step_update`` do not count as steps. If you use ``step_update``, pass your own count to ``get_phase_info``.
 
         Returns:
             A dictionary with the keys ``"step"``; ``"phase"``, which is ``"warmup"``, ``"stable"``, ``"decay"``, or
@@ -458,17 +460,17 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: resume its schedule, or continue from it if this schedule is a continuation.
 
-        A trainer calls it when it loads a training state. In a custom loop, you call it after the scheduler is made,
-        and before the next update. A schedule that was made with ``is_continuation_from_checkpoint=True`` keeps its own
-        length and arguments, and begins a new stable phase at the rate of the loaded schedule, unless a schedule with
-        the same arguments saved the state and had updates left. Any other schedule takes the length, the arguments and
-        the count of the state.
+        A trainer calls it when it loads a training state. In a custom loop, you call it after you have created the
+        scheduler, and before the next update. A schedule that was made with ``is_continuation_from_checkpoint=True``
+        keeps its own length and arguments, and begins a new stable phase at the rate of the loaded schedule, unless a
+        schedule with the same arguments saved the state and had updates left. Any other schedule adopts the length, the
+        arguments and the count of the state.
 
         Args:
             state_dict: The return value of ``state_dict``. It is not changed.
 
         Raises:
-            ConfigurationError: The state belongs to another kind of scheduler or to a different number of parameter
+            ConfigurationError: The state belongs to a different kind of scheduler or a different number of parameter
                 groups; nothing was changed. It is a ``ValueError``.
 
         Example:
