@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
+from pa_core import DEFAULT_CALLBACKS, AnyTrainer, PrintProgressCallback, Trainer, TrainerCallback
 from pa_core.callbacks import CallbackLike
 from pa_core.testing import TinyClassifier, make_classification, make_regression
 from tests.support.callbacks import AlsoAt, CallAt
@@ -148,6 +149,49 @@ def test_a_step_of_several_processes_exchanges_nothing_of_its_own() -> None:
     assert by_hand == {"c10d::allreduce_": 1}
     assert collectives_of_a_step(train) == by_hand
     assert collectives_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS)) == by_hand
+
+
+class EndsEvaluations(Trainer[TinyClassifier]):
+    """Overrides a hook of evaluations, which might stop the run."""
+
+    @override
+    def eval_epoch_end(self) -> None:
+        """Do nothing."""
+
+
+class PrintsMore(PrintProgressCallback):
+    """A subclass might stop the run at any event, because it does not declare otherwise."""
+
+
+def listening_on_one_rank() -> CallAt:
+    """A callback that only the second process calls after each epoch."""
+    event = "on_training_run_epoch_end" if dist.get_rank() == 1 else "on_exception"
+    return CallAt(event, lambda _: None)
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize(
+    ("kind", "make_callbacks", "alone", "evaluated"),
+    [
+        (Trainer, list, 1, 2),
+        (Trainer, lambda: [*DEFAULT_CALLBACKS], 1, 2),
+        (Trainer, lambda: [*DEFAULT_CALLBACKS, listening_on_one_rank()], 2, 3),
+        (EndsEvaluations, list, 1, 3),
+        (Trainer, lambda: [PrintsMore], 3, 6),
+    ],
+)
+def test_an_epoch_has_an_exchange_for_its_means_and_after_what_may_stop_it(
+    kind: type[Trainer[TinyClassifier]], make_callbacks: Callable[[], list[CallbackLike]], alone: int, evaluated: int
+) -> None:
+    """Events and hooks after which nobody can have requested anything are followed by none."""
+    for eval_data, exchanges in [(None, alone), (make_classification(2 * BATCH_SIZE), evaluated)]:
+
+        def train(epochs: int, eval_data: TensorDataset | None = eval_data) -> None:
+            model = TinyClassifier()
+            trainer = kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), make_callbacks())
+            trainer.train(make_classification(2 * BATCH_SIZE), epochs, eval_data, BATCH_SIZE)
+
+        assert collectives_of_a_step(train) == {"c10d::allreduce_": 1, "c10d::allgather_": exchanges}
 
 
 def sharded_classifier() -> TinyClassifier:

@@ -25,6 +25,7 @@ from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.engine.added_modules import require_one_trained_module, trained_loss
 from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.engine.callback_checks import implements
 from pa_core.engine.modes import warn_of_pretrained_parts
 from pa_core.engine.parts import Part
 from pa_core.engine.prepare import check_data, fit_batches, require_usable
@@ -187,6 +188,7 @@ class Trainer(
             looks_at_gradients=type(self).backward_step is Trainer.backward_step,
             looks_at_optimizer=type(self).optimizer_step is Trainer.optimizer_step,
             steps_scheduler_itself=type(self).scheduler_step is not Trainer.scheduler_step,
+            overrides=partial(implements, self, base=Trainer),
             update_weights=self._update_weights,
             rehearsed=self._compute_gradients if self.reproducible else None,
         )
@@ -793,7 +795,7 @@ class Trainer(
             within = {"is_intermediate": True, "num_sets_to_come": session.num_sets_to_come}
         with session.checkpointer.evaluating(), session.evaluating(), torch.no_grad():
             session.call_together(TrainerCallback.on_eval_epoch_start, self.eval_epoch_start, **within)
-            with session.rank_sync.together():
+            with session.rank_sync.together(place="eval_epoch_end"):
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = session.setup.loaders.count_batches(loader, "evaluation")

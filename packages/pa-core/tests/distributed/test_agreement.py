@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
 from pa_core import (
+    AnyTrainer,
     NonFiniteLossError,
     StepBasedEvaluationCallback,
     StopTrainingError,
@@ -24,6 +25,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.engine.any_trainer import EVENT_NAMES
+from pa_core.errors import RanksDifferError
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.support.callbacks import AlsoAt, CallAt, FailAt
 from tests.support.models import weights_of
@@ -299,3 +301,100 @@ def test_a_loss_that_is_nan_matters_more_than_another_stop() -> None:
     with pytest.raises(NonFiniteLossError):
         train_two(trainer)
     assert_stopped_alike(trainer, 2)
+
+
+class Observer(RecordingCallback):
+    """Records all events, and declares that it does nothing else."""
+
+    only_observes = True
+
+
+class LateStop(TrainerCallback):
+    """Stops on rank 1 at the end of an epoch, though it declares not to."""
+
+    only_observes = True
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.process_index == 1 and trainer.num_epochs_completed == self.epoch:
+            raise StopTrainingError("against the declaration")
+
+
+def train_observed(*callbacks: TrainerCallback, **hooks: Any) -> list[list[str]]:
+    """Train three epochs of two updates with callbacks and hooks of this rank, and return the events of each rank."""
+    torch.manual_seed(0)
+    model, recorder = TinyClassifier(), Observer()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[recorder, *callbacks])
+    vars(trainer).update(hooks)
+    trainer.train(make_classification(16), 3, EVAL_DATA, per_device_batch_size=BATCH_SIZE)
+    assert torch.equal(*trainer.gather(state_of(model)))
+    first, second = gather_objects(trainer.num_updates_completed)
+    assert first == second == recorder.events.count("on_optimizer_step_end")
+    return gather_objects(recorder.events)
+
+
+BETWEEN_EPOCHS = ("on_train_epoch_end", "on_eval_epoch_start", "on_eval_epoch_end", "on_training_run_epoch_end")
+ENDING = ["on_stop_training_error", "on_training_run_end"]
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize("event", BETWEEN_EPOCHS)
+def test_a_stop_of_the_only_callback_on_one_rank_comes_at_once(event: str, epoch: int) -> None:
+    """In each event between epochs, though the other rank has no listener that might stop."""
+    stop = FailAt(event, StopTrainingError("enough"), 2 * epoch)
+    if dist.get_rank() == 0:
+        vars(stop).clear()
+    for events in train_observed(stop):
+        assert events[-3:] == [event, *ENDING]
+        assert events.count(event) == epoch
+
+
+HOOKS = {
+    "train_epoch_end": "on_optimizer_step_end",
+    "eval_epoch_start": "on_train_epoch_end",
+    "eval_epoch_end": "on_eval_step_end",
+    "training_run_epoch_end": "on_eval_epoch_end",
+}
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize(("hook", "last_event"), HOOKS.items())
+def test_a_stop_of_a_hook_on_one_rank_comes_at_once(hook: str, last_event: str, nth: int) -> None:
+    """Though the other rank does not override the hook."""
+    calls: list[None] = []
+
+    def stop() -> None:
+        calls.append(None)
+        if len(calls) == nth:
+            raise StopTrainingError(hook)
+
+    on_other_rank, events = train_observed(**{hook: stop} if dist.get_rank() == 1 else {})
+    assert events[-3:] == [last_event, *ENDING]
+    assert on_other_rank[-3] in (last_event, f"on_{hook}")
+
+
+@pytest.mark.parametrize(("epoch", "updates"), [(1, 2), (2, 4), (3, 6)])
+def test_a_stop_against_the_declaration_comes_with_the_next_exchange(epoch: int, updates: int) -> None:
+    """Before the next update, and after the last epoch at once; no rank waits for another."""
+    for events in train_observed(LateStop(epoch)):
+        assert events.count("on_optimizer_step_end") == updates
+        assert events[-2:] == ENDING
+
+
+def test_a_rate_that_one_rank_sets_between_epochs_is_found_at_once() -> None:
+    """Before the next update, if the callback does not declare that it only observes."""
+
+    def set_rate(trainer: AnyTrainer) -> None:
+        trainer.optimizer.param_groups[0]["lr"] = 0.5
+
+    set_there = CallAt("on_training_run_epoch_end", set_rate)
+    if dist.get_rank() == 0:
+        vars(set_there).clear()
+    updates: list[None] = []
+    note = AlsoAt("on_optimizer_step_end", lambda _: updates.append(None))
+    with pytest.raises(RanksDifferError, match="settings of an optimizer"):
+        train_observed(set_there, note)
+    assert len(updates) == 2

@@ -47,6 +47,7 @@ class LogMetricsCallback(TrainerCallback):
     """
 
     joins_sanity_evaluation = False
+    only_observes = True
     # None before the first epoch of a run. Not set in __init__, because derived loggers need not call it.
     _updated: UpdatedMetrics | None = None
 

@@ -77,6 +77,7 @@ class PrintProgressCallback(TrainerCallback):
     """
 
     joins_sanity_evaluation = False
+    only_observes = True
 
     def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:
         self.greater_is_better = greater_is_better

@@ -52,6 +52,7 @@ class ProgressBarCallback(TrainerCallback):
     """
 
     joins_sanity_evaluation = False
+    only_observes = True
 
     def __init__(self) -> None:
         self._open: dict[str, _EpochProgress] = {}

@@ -46,6 +46,8 @@ class TerminateOnNaNCallback(TrainerCallback):
         pa_core.errors.NonFiniteLossError: The training loss is not finite...
     """
 
+    only_observes = True  # on a CPU, where no loss is left to check at the end of an epoch
+
     def __init__(self) -> None:
         self._losses = ScalarTransfer[tuple[str, str]]()  # each tagged with its name and its place
 
@@ -57,7 +59,7 @@ class TerminateOnNaNCallback(TrainerCallback):
             trainer: The trainer.
             **kwargs: Not used.
         """
-        self._losses.clear()
+        self._start(trainer)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -67,7 +69,7 @@ class TerminateOnNaNCallback(TrainerCallback):
             trainer: The trainer.
             **kwargs: Not used.
         """
-        self._losses.clear()
+        self._start(trainer)
 
     @override
     def on_train_step_end(
@@ -156,6 +158,10 @@ class TerminateOnNaNCallback(TrainerCallback):
             NonFiniteLossError: A loss is not finite.
         """
         self._require_finite(self._losses.wait_for_all())
+
+    def _start(self, trainer: AnyTrainer) -> None:
+        self._losses.clear()
+        self.only_observes = trainer.device.type == "cpu"
 
     def _look_at(self, trainer: AnyTrainer, batch: Any, output: BatchOutput, phase: str, step: int) -> None:
         loss: Tensor = output["loss"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, cast
@@ -111,6 +111,8 @@ class RankSync:
         preempt: The request to save a training state and end.
         is_pending: Whether a save or a preemption may be due at the next safe point. True at first, because preemption
             may have been requested before.
+        quiet: The names of events and hooks in which no process makes a request: ``together`` exchanges nothing after
+            them. All processes have the same names, because ``add_up`` agrees on them.
         reader: Reads the flags of each update.
 
     Example:
@@ -135,6 +137,7 @@ class RankSync:
         self.save: Request = Request()
         self.preempt: Request = preempt or Request()
         self.is_pending: bool = True
+        self.quiet: set[str] = set()
         self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:
@@ -199,12 +202,16 @@ class RankSync:
         self.stop_if_alone()
 
     @contextmanager
-    def together(self, describe: Describe | None = None) -> Generator[None]:
+    def together(self, describe: Describe | None = None, place: str = "") -> Generator[None]:
         """Raise the ``StopTrainingError`` of any process within the context on all processes.
+
+        If the place is in ``quiet``, processes exchange nothing. A request that a process makes there nevertheless is
+        kept for the next exchange.
 
         Args:
             describe: Returns the values that must be the same when the context ends; None for the values of the whole
                 run.
+            place: The name of the event or hook that is called within the context.
 
         Raises:
             RanksDifferError: The values differ.
@@ -214,7 +221,7 @@ class RankSync:
             yield
         except StopTrainingError as error:
             self.request_stop(error)
-        if self._num_processes > 1:
+        if self._num_processes > 1 and place not in self.quiet:
             self._apply(_to_list(self._sums(self._own_flags(), describe or self._describe)))
         self.stop_if_alone()
 
@@ -252,7 +259,7 @@ class RankSync:
         )
         self._agree(0.0, requests)
 
-    def add_up(self, means: StepMeans, missing: float) -> float:
+    def add_up(self, means: StepMeans, missing: float, requests: Mapping[str, bool]) -> float:
         """Add up the means of an epoch over all processes; every process must call this.
 
         It takes one exchange, and two more if values were logged.
@@ -260,6 +267,8 @@ class RankSync:
         Args:
             means: The means of the epoch.
             missing: A number of this process.
+            requests: The names of events and hooks to come, with whether this process may make a request in them. On
+                all processes, the names in which none of them may are in ``quiet`` afterwards, and the others are not.
 
         Returns:
             The sum of ``missing``.
@@ -271,11 +280,13 @@ class RankSync:
         if self._num_processes == 1:
             return missing
         totals = means.losses.totals().to(self._device)
-        numbers = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
-        sums = self._sums(torch.cat((totals, numbers)), self._describe)
-        self._apply(_to_list(sums[len(totals) :]))
+        numbers = [*self.local_flags(items=0.0), *requests.values(), len(means), missing]
+        sums = self._sums(torch.cat((totals, to_device(numbers, totals.dtype, self._device))), self._describe)
         means.losses.load_totals(sums[: len(totals)])
-        num_logged, all_missing = _to_list(sums[-2:])
+        *flags, num_logged, all_missing = _to_list(sums[len(totals) :])
+        self._apply(flags)
+        self.quiet -= requests.keys()
+        self.quiet |= {name for name, number in zip(requests, flags[NUM_FLAGS:], strict=True) if number == 0}
         if num_logged > 0:
             means.load_totals(gather_objects(means.totals()))
         return all_missing

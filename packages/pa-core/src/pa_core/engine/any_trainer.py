@@ -1825,6 +1825,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         joins_sanity_evaluation: Whether a copy of the callback is called in the evaluation that
             ``train(sanity_eval_steps=...)`` runs before the first epoch. The default is True; set it to False in
             callbacks with lasting effects, for example a line in a file.
+        only_observes: Set it to True in the class if the callback's events at the end of an epoch, and those at the
+            start and the end of an evaluation, only look at the run: they do not raise ``StopTrainingError``, request
+            a training state, or change the settings of optimizers and loaders. The processes of a run exchange their
+            requests after such an event, unless all callbacks that implement it only observe; this saves up to a
+            millisecond each time. A subclass does not inherit True, because it may override the events. The default,
+            False, is always correct.
         instance_name: The name of the instance, to distinguish callbacks of the same class in a trainer and in training
             states. It is empty by default.
 
@@ -1845,6 +1851,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     """
 
     joins_sanity_evaluation: bool = True
+    only_observes: bool = False
     instance_name: str = ""
 
     if TYPE_CHECKING:  # for @override; a callback without them has no state

@@ -97,6 +97,21 @@ def implements(callback: object, event: str, base: type) -> bool:
     return method is not None and getattr(method, "__func__", method) is not inherited
 
 
+def may_request(callback: Any, event: str, base: type) -> bool:
+    """Return whether a callback may stop the run, or request anything of all processes, in an event.
+
+    The value of ``only_observes`` counts only if the class of the callback itself sets it, because a subclass may
+    override events, and not for an event whose method was assigned to the instance.
+
+    Args:
+        callback: The callback.
+        event: The name of the event.
+        base: ``TrainerCallback``.
+    """
+    observes = callback.only_observes and "only_observes" in vars(type(callback)) and event not in vars(callback)
+    return implements(callback, event, base) and not observes
+
+
 def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
     """Pass only the documented arguments of an event to a callback without ``**kwargs``.
 

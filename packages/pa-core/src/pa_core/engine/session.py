@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from pa_core.distributed import sum_over_processes
 from pa_core.distributed.comparison import Describe
 from pa_core.engine import scheduler_stepping
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
+from pa_core.engine.callback_checks import may_request
 from pa_core.engine.dry_run import restored
 from pa_core.engine.first_updates import OwnSteps
 from pa_core.engine.micro_batches import BatchPlace, micro_batches
@@ -43,6 +44,16 @@ from pa_core.types import SizedIterable
 from pa_data.rng import restored_rng_states
 
 _END: Any = object()
+
+_AFTER_TRAINING: Final = ("on_train_epoch_end", "on_eval_epoch_start", "eval_epoch_end", "on_training_run_epoch_end")
+"""The events and hooks after the training of an epoch, for which processes agree whether any may make a request."""
+
+_HOOKS: Final = {
+    "on_eval_epoch_start": "eval_epoch_start",
+    "eval_epoch_end": "eval_epoch_end",
+    "on_training_run_epoch_end": "training_run_epoch_end",
+}
+"""The hooks that are called together with an event, or alone."""
 
 
 class Session(RunState):
@@ -127,6 +138,13 @@ class Session(RunState):
         if stops:
             rank_sync.stop_if_alone()
 
+    def _may_request(self, place: str) -> bool:
+        """Whether this process may request anything in an event with its hook, or in a hook."""
+        if place in _HOOKS and self.setup.hooks.overrides(_HOOKS[place]):
+            return True
+        callbacks = self.trainer.callback_handler.callbacks
+        return any(may_request(callback, place, TrainerCallback) for callback in callbacks)
+
     def call_hook(self, hook: Callable[[], None]) -> None:
         """Call a method of the trainer that may stop the run.
 
@@ -145,7 +163,7 @@ class Session(RunState):
         describe: Describe | None = None,
         **kwargs: Any,
     ) -> None:
-        """Call an event on all processes; if one of them requests a stop, all of them stop.
+        """Call an event on all processes; if one of them requests a stop, all of them stop at once.
 
         Args:
             event: The event, as a method of ``TrainerCallback``.
@@ -154,7 +172,7 @@ class Session(RunState):
                 whole run.
             **kwargs: Passed to the event.
         """
-        with self.rank_sync.together(describe):
+        with self.rank_sync.together(describe, event.__name__):
             if hook is not None:
                 hook()
             self.call(event, **kwargs)
@@ -325,6 +343,8 @@ class Session(RunState):
                     for part in self.parts.values():
                         self.step_schedulers(part)
         self.own_steps.record_positions(self.arguments.stepping)
+        if self.is_at_last_update or self.progress.epochs == trainer.run_config.num_epochs:
+            self.rank_sync.quiet.clear()  # there is no later exchange for a request
         self.call_together(TrainerCallback.on_training_run_epoch_end, hook)
         trainer.run_history.increment_epoch()
         self.progress.epoch_under_way = None
@@ -447,7 +467,9 @@ class Session(RunState):
         if hook is not None:
             self.call_hook(hook)
         self.rank_sync.stop_if_alone()
-        self.record_means("train_loss_epoch", self.count, with_loss=with_loss, requires_loss=requires_loss)
+        self.record_means(
+            "train_loss_epoch", self.count, _AFTER_TRAINING, with_loss=with_loss, requires_loss=requires_loss
+        )
         loader = innermost(self.trainer.train_dataloader)
         if is_keyed(loader):  # the shares of the sources of a mixture
             for source, share in loader.order.shares(self.progress.samples_in_epoch).items():
@@ -455,19 +477,27 @@ class Session(RunState):
         self.call_together(TrainerCallback.on_train_epoch_end)
 
     def record_means(
-        self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
+        self,
+        loss_name: str,
+        count: BatchCount | None,
+        places: Sequence[str] = ("on_eval_epoch_end",),
+        *,
+        with_loss: bool = True,
+        requires_loss: bool = False,
     ) -> None:
         """Record the means over all samples of an epoch on all processes, unless one of the processes requested a stop.
 
         Args:
             loss_name: The name of the loss; the names of other means are built like it.
             count: The batches of a custom data loader, None for a keyed loader.
+            places: The events and hooks to come, for which the processes agree whether any of them may make a request.
             with_loss: Whether a loss is recorded, if steps return it.
             requires_loss: Whether an epoch without a loss is an error.
         """
         self.progress.stage = Stage.EPOCH_END
         missing = 0.0 if count is None else count.missing
-        missing = self.rank_sync.add_up(self.means, missing)
+        requests = {place: self._may_request(place) for place in places} if self.setup.num_processes > 1 else {}
+        missing = self.rank_sync.add_up(self.means, missing, requests)
         has_loss = self.means.losses.running_count > 0
         if count is not None:
             self.setup.loaders.check_count(count, missing, is_empty=not has_loss and len(self.means) == 0)

@@ -48,6 +48,8 @@ class TrainingHooks:
         looks_at_gradients: Whether only the run makes backward passes, so that other gradients are detected.
         looks_at_optimizer: Whether only the run steps the optimizer, so that other steps are detected.
         steps_scheduler_itself: Whether a subclass overrides ``scheduler_step``.
+        overrides: Returns whether a subclass or an instance overrides a hook, by its name. The default is True, because
+            code of a script runs at these places.
         update_weights: Called with the part and whether its gradients overflowed in fp16: clips the gradients, steps
             optimizers and schedulers unless they overflowed, and clears the gradients. None only steps the optimizers.
         rehearsed: Computes the gradients of a batch, and returns its loss. A reproducible run rehearses it before its
@@ -59,6 +61,7 @@ class TrainingHooks:
     looks_at_gradients: bool = False
     looks_at_optimizer: bool = False
     steps_scheduler_itself: bool = False
+    overrides: Callable[[str], bool] = lambda _hook: True
     update_weights: Callable[[Part, bool], None] | None = None
     rehearsed: Callable[[Any], Tensor] | None = None
 
