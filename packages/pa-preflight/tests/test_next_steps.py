@@ -27,14 +27,15 @@ def test_the_page_of_a_finding_is_there(name: str) -> None:
         return
     page, _, place = finding.see.partition("#")
     assert not place or place in places_in((DOCS / page).read_text())
-    assert str(finding).splitlines()[2:] == [f"    See docs/{finding.see}."]
+    name, under = page.removesuffix(".md"), place and f', under "{place}"'
+    assert str(finding).splitlines()[2:] == [f'    See the "{name}" page of the documentation{under}.']
 
 
 def test_most_findings_that_need_more_words_have_a_page() -> None:
     """The finder of learning rates, the profiler and the states are among the pages."""
     assert len(NAMES) >= 40
     pages = {str(Finding(name, "", "").see) for name in NAMES}
-    assert {"schedulers.md#finding-a-learning-rate", "speed-and-memory.md#profiling"} <= pages
+    assert {"schedulers.md#finding-a-learning-rate", "speed-and-memory.md#is-loading-data-the-bottleneck"} <= pages
 
 
 def test_a_report_counts_warnings_and_lets_them_pass() -> None:

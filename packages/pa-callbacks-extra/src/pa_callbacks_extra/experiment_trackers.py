@@ -178,8 +178,15 @@ class ExperimentTrackers:
         example of :class:`ExperimentTrackers` calls it.
 
         Args:
-            values: Python numbers by their names, for example ``{"train/loss": 0.5}``: read a tensor with ``.item()``.
-            step: The place on the x axis, in optimizer updates; at least the step of the call before.
+            values: Python numbers by their names, for example ``{"train/loss": 0.5}``. They are passed on unchanged, so
+                convert tensors with ``.item()``.
+            step: The place on the x axis, in optimizer updates. Pass the step of the previous call or a later step: for
+                an earlier step, each tracker does what its package does. Weights & Biases drops the values with a
+                warning, and TensorBoard records them.
+
+        Raises:
+            Exception: Any error of a tracker's own package, for example for a value that is not a number. This class
+                checks nothing, not even that ``finish`` was not called yet.
 
         Example:
             >>> import tempfile

@@ -78,7 +78,8 @@ class FolderLock:
 
     Raises:
         FolderInUseError: A live process still uses the folder after the wait.
-        CheckpointError: Something other than a file has the name of the lock.
+        CheckpointError: The folder contains a directory named ``.in_use`` or ``.in_use_by``, the names of the files of
+            the lock.
         OSError: The folder or the lock cannot be written.
 
     Example:

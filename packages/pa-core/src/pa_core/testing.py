@@ -22,8 +22,8 @@ class TinyClassifier(nn.Module):
     function.
 
     Args:
-        num_features: The size of an input.
-        num_classes: The number of classes, and so of logits.
+        num_features: The number of features of an input. The default, 4, fits ``make_classification``.
+        num_classes: The number of classes, and so of logits. The default, 3, fits ``make_classification``.
         hidden: The size of the hidden layer. The default, 8, is large enough to learn such data.
         batch_norm: Whether batch norm follows the hidden layer, to test code that handles buffers. It is off by
             default, because a batch of 1 sample then fails in training.
@@ -72,7 +72,8 @@ def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int =
 
     Args:
         num_samples: The number of samples. The default, 32, is four batches of 8.
-        num_features: The size of an input.
+        num_features: The number of features of an input. The default, 4, is enough for a test, and fits
+            ``TinyClassifier`` and ``nn.Linear(4, 1)``.
         seed: The seed of the values, so that each call returns the same samples by default. The global random number
             generators are not used.
 
@@ -102,8 +103,9 @@ def make_classification(
     Args:
         num_samples: The number of samples. The default, 32, is four batches of 8. The classes take turns, so they are
             equally frequent.
-        num_features: The size of an input.
-        num_classes: The number of clusters.
+        num_features: The number of features of an input. The default, 4, fits the default of `TinyClassifier`.
+        num_classes: The number of clusters. The default, 3, fits the default of `TinyClassifier`, and is more than the
+            two classes of a binary task, for which metrics have other functions.
         seed: The seed of the values, so that each call returns the same samples by default. The global random number
             generators are not used.
 

@@ -90,8 +90,10 @@ class Trainer(
 
     Args:
         model: The module to train. It is moved to the device, and not wrapped, even on several processes.
-        loss_func: Called as ``loss_func(model_outputs, targets)``. None for a model that returns its own loss when
-            called with the items of a batch that is a mapping, or if ``calculate_*_batch_loss`` are overridden.
+        loss_func: Called as ``loss_func(model_outputs, targets)``. By default, a batch is a pair of inputs and targets,
+            as a ``TensorDataset`` of two tensors gives, and the model is called with the inputs. None for a model that
+            returns its own loss when called with the items of a batch that is a mapping, or if
+            ``calculate_*_batch_loss`` are overridden.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
         callbacks: Callbacks, as classes or instances; their events are called in this order. The default,
             ``DEFAULT_CALLBACKS``, prints the progress and the metrics, and ends a run whose loss is NaN. Any list

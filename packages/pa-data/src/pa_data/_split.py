@@ -92,9 +92,10 @@ class Split(Protocol):
 
     @property
     def start(self) -> int:
-        """The number of samples of this epoch that all processes together took before; step 0 begins there.
+        """The number of samples of this epoch that all processes together took before step 0, an integer from 0.
 
-        It is 0 for a whole epoch, and the saved position in a resumed epoch.
+        It is 0 for a whole epoch and for an evaluation. In a resumed epoch, it is the position that was saved, for
+        example 20 after two updates of 10 samples: step 0 then begins with the sample at position 20.
         """
         ...
 
@@ -135,7 +136,8 @@ class Split(Protocol):
         You call it to weight the loss of a step, or to count samples. The number is at least 1.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
 
         Returns:
             The number of samples.
@@ -158,7 +160,8 @@ class Split(Protocol):
         skips a step in which the range of its process is empty.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
             rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
@@ -178,13 +181,16 @@ class Split(Protocol):
         """Return the positions of the update that contains a step.
 
         You call it to weight the loss of a step, which counts ``split.size(step) / len(split.update(step))`` in the
-        mean over the update. A position is the place of a sample in the order of the epoch.
+        mean over the update; ``split.size(step)`` is the number of samples of the step. A position is the place of a
+        sample in the order of the epoch.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
+                epoch, it follows the ``start`` samples that were trained on before.
 
         Returns:
-            The positions of all processes in all steps of the update, at least one.
+            Consecutive positions, counted from the beginning of the epoch: the positions of all processes in all steps
+            of the update, at least one.
 
         Raises:
             IndexError: There is no such step.
@@ -205,7 +211,8 @@ class Split(Protocol):
         numbers, so that the sum is the same on any number of processes.
 
         Args:
-            step: The number of any step of the update, counted from ``start``.
+            step: The number of any step of the update, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the
+                first step after ``start``.
             rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
@@ -391,7 +398,8 @@ class UpdateSplit:
         the samples of an update do not divide evenly, and in the last update of an epoch.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
 
         Returns:
             The number of samples.
@@ -417,7 +425,8 @@ class UpdateSplit:
         skips a step in which the range of its process is empty.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
             rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
@@ -450,14 +459,16 @@ class UpdateSplit:
         """Return the positions of the update that contains a step.
 
         You call it to weight the loss of a step, which counts ``split.size(step) / len(split.update(step))`` in the
-        mean over the update. A position is the place of a sample in the order of the epoch, from 0 to ``num_samples -
-        1``.
+        mean over the update; ``split.size(step)`` is the number of samples of the step. A position is the place of a
+        sample in the order of the epoch, from 0 to ``num_samples - 1``.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
+                epoch, it follows the ``start`` samples that were trained on before.
 
         Returns:
-            The positions of all processes in all steps of the update, at least one.
+            Consecutive positions, counted from the beginning of the epoch: the positions of all processes in all steps
+            of the update, at least one.
 
         Raises:
             IndexError: There is no such step.
@@ -486,7 +497,8 @@ class UpdateSplit:
         these numbers, so that the sum is the same on any number of processes.
 
         Args:
-            step: The number of any step of the update, counted from ``start``.
+            step: The number of any step of the update, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the
+                first step after ``start``.
             rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:
@@ -537,15 +549,17 @@ class _WithoutUpdates:
     def update(self: Split, step: int) -> range:
         """Return the positions that all processes take in a step, since each step is an update.
 
-        You call it where code handles any split, for example to weight the loss of a step by ``split.size(step) /
-        len(split.update(step))``, which is 1 here. A position is the place of a sample in the order of the epoch, from
-        0 to ``num_samples - 1``.
+        You need it only in code that handles any split: in an `UpdateSplit`, several steps may belong to an update, and
+        a step counts ``split.size(step) / len(split.update(step))`` in its mean. Here, the two numbers are equal. A
+        position is the place of a sample in the order of the epoch or evaluation, from 0 to ``num_samples - 1``.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
+                epoch, it follows the samples that were trained on before.
 
         Returns:
-            Consecutive positions: the ranges of all processes, rank after rank.
+            Consecutive positions, counted from the beginning of the epoch or evaluation: the ranges of all processes,
+            rank after rank.
 
         Raises:
             IndexError: There is no such step.
@@ -726,9 +740,10 @@ class EvalSplit(_WithoutUpdates):
 
     @property
     def start(self) -> int:
-        """Always 0, because an evaluation begins at its first sample and does not resume in the middle.
+        """The number of samples before step 0: always 0, because an evaluation does not resume in the middle.
 
-        In other splits it is the number of samples that were taken before step 0.
+        It is there for code that handles any split: in a resumed training epoch, other splits have the number of
+        samples that were trained on before.
         """
         return 0
 
@@ -889,7 +904,8 @@ class BatchSplit(_WithoutUpdates):
         batches do.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
 
         Returns:
             The number of samples.
@@ -914,7 +930,8 @@ class BatchSplit(_WithoutUpdates):
         epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices.
 
         Args:
-            step: The step number, counted from ``start``, from 0 to ``len(split) - 1``.
+            step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
+                ``start``.
             rank: The rank of the process, from 0 to ``num_processes - 1``.
 
         Returns:

@@ -36,6 +36,15 @@ A dictionary with the entries ``"python"`` (the tuple of ``random.getstate()``),
 ``numpy.random.get_state()``), ``"torch"`` (a tensor of uint8) and, for an accelerator, ``"device"`` (a tensor of
 uint8). Pass it to ``restore_rng_state``. ``torch.save`` writes it; read it with ``torch.load(path,
 weights_only=False)``, since it holds an array of NumPy.
+
+Example:
+    >>> import torch
+    >>> from pa_data.rng import RNGState, capture_rng_state, restore_rng_state
+    >>> state: RNGState = capture_rng_state(torch.device("cpu"))
+    >>> first = torch.rand(1)
+    >>> restore_rng_state(state, torch.device("cpu"))
+    >>> bool(torch.rand(1) == first)
+    True
 """
 
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -275,9 +284,11 @@ def capture_rng_state(device: torch.device) -> RNGState:
 def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) -> Generator[None]:
     """Restore all random number generators when the block ends, including the generators of some data loaders.
 
-    A context manager. Use it around work that must not affect the training, for example an evaluation during training.
-    Unlike ``preserve_rng_state``, the code in the block continues from the present states, and may draw at once. It
-    also covers accelerators and loaders, and is slower, so it is not for each batch. The states are also restored if
+    These are the global generators of Python's ``random``, NumPy and torch (CPU), and the generator of ``device`` if it
+    is an accelerator. Use this context manager around work that must not affect the training, for example an evaluation
+    during training. The block starts with the present states of the generators, so it draws the same numbers that the
+    code after it draws. Around code that first seeds the generators, for example in each batch, use
+    ``preserve_rng_state``: it is faster, but covers neither accelerators nor loaders. The states are also restored if
     the block raises an error.
 
     Args:

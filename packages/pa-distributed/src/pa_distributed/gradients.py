@@ -70,17 +70,23 @@ class GradientExchange:
     Each update, which is a step of the optimizer, is a sequence of calls. Backward passes before the last leave their
     gradients on this process. Before the last backward pass, call ``open``, and after it ``finish``, which averages the
     gradients and returns sums of small numbers, for example the number of samples. Then step the optimizer and call
-    ``end_update``. Between ``finish`` and ``end_update``, each further backward pass is averaged when it ends, as
-    optimizers that evaluate the loss several times need it.
+    ``end_update``. Without ``open``, everything is sent in ``finish``, which is slower. Without ``end_update``,
+    backward passes of the next update are averaged one by one. No call raises an error because of its order, but if the
+    processes make different calls, they wait for each other until the timeout. Call ``close`` at the end, which removes
+    the hooks from the parameters. Between ``finish`` and ``end_update``, each further backward pass is averaged when it
+    ends, as optimizers that evaluate the loss several times need it.
 
-    Parameters may be frozen and unfrozen at any time. Parameters that ``DistributedDataParallel`` was told to ignore
+    If a parameter gets no gradient on some processes, the missing gradient counts as zero; if it gets none on any
+    process, ``grad`` stays None. So nothing like ``find_unused_parameters`` is needed. Parameters may be frozen and
+    unfrozen at any time. Parameters that ``DistributedDataParallel`` was told to ignore
     are ignored here, too. Gradients of embeddings with ``sparse=True`` are averaged as sparse tensors.
 
     ``torch.distributed`` must be initialised, and every process must make the same calls.
 
     Args:
         modules: The trained modules, with the same parameters on each process.
-        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none:
+            call ``exchange.finish([])`` then.
         device: The device of the parameters. The default, None, is the CPU; pass the device of the model if it is on an
             accelerator.
         includes: A function that is called with a parameter and returns whether its gradient is averaged. The default,

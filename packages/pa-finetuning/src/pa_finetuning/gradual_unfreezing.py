@@ -52,50 +52,84 @@ class TrainerLike(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer of the run, a ``torch.optim.Optimizer``; None if the run trains no parameters.
+        """The optimizer of the run, a ``torch.optim.Optimizer``; None if the run has no optimizer.
 
-        ``GradualUnfreezing`` adds the frozen parameters to this optimizer, or checks that it already contains them.
+        Return the same optimizer as long as the run lasts. ``on_prepare_start`` adds the frozen parameters to it if
+        ``GradualUnfreezing`` was given ``learning_rates``. ``on_training_run_start`` then checks in any case that it
+        holds all parameters that the stages unfreeze, and raises a ``ValueError`` if not. With None, nothing is added,
+        and the check fails.
+
+        Example:
+            >>> import torch
+            >>> class Loop:  # a custom trainer
+            ...     def __init__(self, model):
+            ...         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # frozen parameters, too
         """
         ...
 
     @property
     def scheduler(self) -> object:
-        """The scheduler of the run, of any type; None if the run has no scheduler.
+        """The scheduler of the run, for example a ``torch.optim.lr_scheduler.LRScheduler``; None if the run has none.
 
-        ``GradualUnfreezing`` reads the ``base_lrs`` of the scheduler, if there are any, to check that the scheduler
-        knows all parameter groups.
+        ``on_training_run_start`` reads it once. If it has ``base_lrs`` (a list with a rate for each parameter group, as
+        schedulers of torch have), the list must be as long as ``optimizer.param_groups``; otherwise a ``ValueError``
+        says that the scheduler was created before the frozen parameters were added. Schedulers without ``base_lrs`` are
+        not checked.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> trainer = SimpleNamespace(scheduler=None)  # a run with a constant rate
         """
         ...
 
     @property
     def run_history(self) -> _RunHistory:
-        """The history of the run: an object with ``current_epoch``, the epoch number.
+        """The history of the run: any object with a ``current_epoch`` attribute, the epoch number, an integer.
 
-        The epoch number is 1 when a new run starts, and continues when a run resumes.
+        The number counts from 1. It is 1 when a new run starts, and the saved number when a run resumes. In
+        ``on_training_run_epoch_end``, it is still the number of the epoch that ends. ``GradualUnfreezing`` decides by
+        it which layer groups are unfrozen.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> trainer = SimpleNamespace(run_history=SimpleNamespace(current_epoch=1))
+            >>> trainer.run_history.current_epoch += 1  # after on_training_run_epoch_end
         """
         ...
 
     @property
     def run_config(self) -> _RunConfig:
-        """The settings of the run: an object with ``num_epochs``, the number of epochs after which the run ends.
+        """The settings of the run: any object with a ``num_epochs`` attribute, the number of epochs of the run.
 
-        ``GradualUnfreezing`` unfreezes nothing after the last epoch.
+        ``num_epochs`` is an integer of at least 1. ``on_training_run_epoch_end`` compares it with
+        ``num_epochs_completed``, because nothing is unfrozen after the last epoch.
+
+        Example:
+            >>> from dataclasses import dataclass
+            >>> from types import SimpleNamespace
+            >>> @dataclass
+            ... class Config:
+            ...     num_epochs: int = 10
+            >>> trainer = SimpleNamespace(run_config=Config())
         """
         ...
 
     @property
     def num_epochs_completed(self) -> int:
-        """The number of completed epochs of the run, 0 during the first epoch.
+        """The number of completed epochs of the run, an integer: 0 during the first epoch, 1 during the second.
 
-        When ``on_training_run_epoch_end`` is called, the number includes the epoch that ends.
+        Increment it before you call ``on_training_run_epoch_end``, so that it includes the epoch that ends: it is 1 in
+        the first call. In a resumed run, it continues at the saved number.
         """
         ...
 
     @property
     def num_updates_completed(self) -> int:
-        """The number of optimizer updates that the run has made.
+        """The number of optimizer updates that the run has made, an integer.
 
-        It is 0 when a new run starts, and above 0 when a resumed run starts.
+        It is 0 when a new run starts, and the saved number, above 0, when a resumed run starts. Only
+        ``on_training_run_start`` reads it: with 0, it unfreezes the parameters of the first epoch, and otherwise it
+        leaves this to ``load_state_dict``.
         """
         ...
 

@@ -19,15 +19,17 @@ FILL_GAPS = "Look for missing values, logarithms of 0 and divisions by 0; leave 
 class Finding:
     """A problem that a check has found in a training script, with advice.
 
-    ``check`` creates findings, and ``Report.findings`` contains them. ``print(finding)`` shows the whole finding. You
-    need to create one yourself only in tests.
+    ``check`` creates findings, and ``Report.findings`` contains them. ``print(finding)`` shows the observation, the
+    advice and, if `see` is not None, the page of the documentation about this problem. You need to create a finding
+    yourself only in tests.
 
     Args:
-        name: The name of the problem in ``docs/before-you-train.md``, such as "rate-is-zero".
+        name: The name of the problem, for example ``"rate-is-zero"``. The "Before you train" page of the documentation
+            lists all names that ``check`` uses. Any other text is accepted; such a finding has no page.
         saw: The observation, with numbers, in a sentence.
         do: The advice, in a sentence.
-        level: "mistake" (the default) if the problem certainly spoils a run, "warning" if it very likely does, "note"
-            if the observed setting may well be intended.
+        level: "mistake" (the default, the level of most problems) if the problem certainly spoils a run, "warning" if
+            it very likely does, "note" if the observed setting may well be intended.
 
     Attributes:
         name: As passed. The same is true for ``saw``, ``do`` and ``level``. None of them can be changed.
@@ -37,7 +39,10 @@ class Finding:
         >>> print(Finding("rate-is-zero", "The learning rate is 0 in each update.", "Look at the scheduler."))
         rate-is-zero: The learning rate is 0 in each update.
             Look at the scheduler.
-            See docs/schedulers.md#preview-a-schedule.
+            See the "schedulers" page of the documentation, under "preview-a-schedule".
+        >>> print(Finding("loss-too-high", "The loss is 9.", "Lower the rate.", level="warning"))  # a custom name
+        loss-too-high (warning): The loss is 9.
+            Lower the rate.
     """
 
     name: str
@@ -47,10 +52,11 @@ class Finding:
 
     @property
     def see(self) -> str | None:
-        """The documentation page that explains the problem, such as ``"data.md#seeds"``, or None.
+        """The page of the documentation about the problem, for example ``"schedulers.md#preview-a-schedule"``; or None.
 
-        It is a path in ``docs``, with the anchor of a heading. It depends only on ``name``, and is None if there is no
-        page for this name.
+        It is a file in the ``docs`` folder of the source code. After ``#`` follows the heading, in lower case and with
+        hyphens. It depends on ``name`` alone, and is None for a name without a page. ``print(finding)`` shows the name
+        of the page and the heading.
         """
         kind = KINDS.get(self.name)
         return None if kind is None else kind.page
@@ -61,7 +67,9 @@ class Finding:
         suffix = "" if self.level == "mistake" else f" ({self.level})"
         saw = fill(f"{self.name}{suffix}: {self.saw}", 110, subsequent_indent="    ")
         do = fill(self.do, 110, initial_indent="    ", subsequent_indent="    ")
-        return f"{saw}\n{do}" + ("" if self.see is None else f"\n    See docs/{self.see}.")
+        page, _, heading = (self.see or "").partition("#")
+        name, under = page.removesuffix(".md"), heading and f', under "{heading}"'
+        return f"{saw}\n{do}" + (name and f'\n    See the "{name}" page of the documentation{under}.')
 
 
 @dataclass(frozen=True)

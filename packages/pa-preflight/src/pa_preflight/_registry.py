@@ -74,7 +74,9 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "targets-not-finite": Kind(_UNFINISHED, page="troubleshooting.md#nan-and-invalid-losses"),
         "targets-unrelated-to-inputs": Kind("inputs and targets were shuffled separately", "warning"),
         "views-are-equal": Kind("both views of a sample are equal", "warning"),
-        "workers-are-the-bottleneck": Kind("steps wait for the data", "note", "speed-and-memory.md#profiling"),
+        "workers-are-the-bottleneck": Kind(
+            "steps wait for the data", "note", "speed-and-memory.md#is-loading-data-the-bottleneck"
+        ),
     },
     "model and loss": {
         "activation-before-loss": Kind("for example a ReLU before `CrossEntropyLoss`", "warning"),

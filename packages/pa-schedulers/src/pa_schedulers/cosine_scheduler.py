@@ -29,10 +29,10 @@ class CosineLrScheduler(StatefulSchedulerBase):
     Use it for a run whose length you know, because the rate decays over the whole run. If you extend the run, you need
     a new schedule (``WSDLrScheduler`` can be continued).
 
-    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates the scheduler and steps it. In a custom
-    loop, call ``step()`` after each optimizer update: update n, counted from 1, then uses the rate after n - 2 updates
-    (the first two both use the rate after 0 updates), as ``StatefulSchedulerBase`` explains. To avoid this delay, call
-    ``step_update(n)`` after update n instead. Do not mix the two.
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates and steps it. In a custom loop, call
+    ``step()`` after each optimizer update. The schedule then comes an update late, as in pytorch-accelerated: updates 1
+    and 2 both use the first rate, ``get_updated_values(0)``, update 3 uses ``get_updated_values(1)``, and so on. Or
+    call ``step_update(n)`` after update n, without this delay. Do not mix the two.
 
     The run has T updates in total. The warm-up lasts W updates, the cool-down lasts C updates, and ``lr`` is the
     learning rate of a parameter group. The rate after n updates is
@@ -202,8 +202,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
         schedule; nothing is changed.
 
         Args:
-            num_updates: The number of optimizer updates made so far, from 0. From the cool-down on, and beyond the end
-                of the run, the rate is the minimum.
+            num_updates: The number of optimizer updates made so far, at least 0. From the cool-down on, and beyond the
+                end of the run, the rate is the minimum.
 
         Returns:
             A rate for each parameter group, in their order.

@@ -260,10 +260,10 @@ class StatefulSchedulerBase(SchedulerBase):
     ``step()``. If the caller knows the number of updates and passes it, derive from ``SchedulerBase`` instead.
 
     Override ``get_updated_values``, and call ``step()`` once after each optimizer update, as a ``Trainer`` does. The
-    first ``step()`` writes the values for 0 earlier updates, the second the values for 1, and so on. Update n, counted
-    from 1, therefore uses the values for n - 2 updates, as in pytorch-accelerated. This is one update later than with
-    ``step_update(n)``. The first update uses the values that the constructor wrote: the initial values, unless a
-    subclass writes others.
+    first update uses the values that the constructor wrote: the initial values, unless a subclass writes others. The
+    first ``step()`` then writes ``get_updated_values(0)`` for update 2, the second ``step()`` writes
+    ``get_updated_values(1)`` for update 3, and so on. The values thus come an update later than with
+    ``step_update(n)``, as in pytorch-accelerated.
 
     ``state_dict`` saves the count and all attributes except the optimizer.
 

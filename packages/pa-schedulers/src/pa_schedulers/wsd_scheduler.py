@@ -121,10 +121,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
     Each parameter group has its own ``lr``, the rate that it had when its first scheduler was created, or when it was
     added to the optimizer. A group that is added later with a rate below the starting rate keeps its rate.
 
-    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates the scheduler and steps it. In a custom
-    loop, call ``step()`` after each optimizer update: update n, from 1, then uses the rate after n - 2 updates, as
-    ``StatefulSchedulerBase`` explains. To avoid this delay, call ``step_update(n)`` after update n instead; the methods
-    that return the current step or phase do not count such calls. ``WSDCheckpointCallback`` saves the checkpoints.
+    With a trainer, pass ``create_scheduler_fn()`` to ``train``, which creates and steps it. In a custom loop, call
+    ``step()`` after each optimizer update. The schedule then comes an update late, as in pytorch-accelerated: updates 1
+    and 2 both use the first rate, ``get_updated_values(0)``, update 3 uses ``get_updated_values(1)``, and so on. Or
+    call ``step_update(n)`` after update n, without this delay; the methods that return the current step or phase do not
+    count such calls. ``WSDCheckpointCallback`` saves the checkpoints.
 
     **Continuation.** Create a schedule for the further updates with ``is_continuation_from_checkpoint=True``, and load
     a state of the old schedule that was saved before or after a decay. A new stable phase of the new length then begins
@@ -294,9 +295,12 @@ class WSDLrScheduler(StatefulSchedulerBase):
         ``step`` and ``step_update`` call it and write the rates to the optimizer. You may also call it to look at the
         schedule; nothing is changed.
 
+        A "checkpoint" of this schedule is an update before which the rate decays, so that the weights after it can be
+        saved and used. By default there is a single checkpoint, the end of the run.
+
         Args:
-            num_updates: The number of optimizer updates made so far, from 0. After the last checkpoint, the rate is the
-                minimum.
+            num_updates: The number of optimizer updates made so far, at least 0. From the last checkpoint on, even
+                beyond ``total_steps``, the rate is the minimum: ``lr * lr_min``.
 
         Returns:
             A rate for each parameter group, in their order.

@@ -276,9 +276,12 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         you. Call it in ``__init__`` of the trial, before ``wrap_model``.
 
         Args:
-            scaler: A ``torch.amp.GradScaler``. In ``train_batch``, call ``context.backward(scaler.scale(loss))``,
-                ``context.step_optimizer(optimizer, scaler=scaler)`` and, if that has stepped the optimizer,
-                ``scaler.update()``.
+            scaler: A ``torch.amp.GradScaler``. In ``train_batch``, call ``context.backward(scaler.scale(loss))`` and
+                ``context.step_optimizer(optimizer, scaler=scaler)``. To clip gradients, pass a ``clip_grads`` that
+                first calls ``scaler.unscale_(optimizer)``. Then call ``scaler.update()``, but only after the last batch
+                of an aggregation group, since no other batch steps the optimizer: if ``(batch_idx + 1) %
+                aggregation_frequency == 0``. With the default ``aggregation_frequency`` of 1, this is each batch. At
+                other times, the scaler raises an ``AssertionError``.
 
         Returns:
             The same scaler; pass it to ``step_optimizer``.
@@ -290,8 +293,25 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Example:
             >>> import torch
             >>> import pa_trial
-            >>> with pa_trial.init() as context:
-            ...     scaler = context.wrap_scaler(torch.amp.GradScaler("cpu"))
+            >>> class Half(pa_trial.PyTorchTrial):  # the loaders and the evaluation are left out
+            ...     def __init__(self, context):
+            ...         self.context = context
+            ...         self.scaler = context.wrap_scaler(torch.amp.GradScaler())
+            ...         self.model = context.wrap_model(torch.nn.Linear(4, 1))
+            ...         sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            ...         self.optimizer = context.wrap_optimizer(sgd)
+            ...     def clip(self, parameters):
+            ...         self.scaler.unscale_(self.optimizer)
+            ...         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            ...     def train_batch(self, batch, epoch_idx, batch_idx):
+            ...         inputs, targets = batch
+            ...         with torch.autocast("cuda", torch.float16):
+            ...             loss = torch.nn.functional.mse_loss(self.model(inputs), targets)
+            ...         self.context.backward(self.scaler.scale(loss))
+            ...         self.context.step_optimizer(self.optimizer, clip_grads=self.clip, scaler=self.scaler)
+            ...         if (batch_idx + 1) % 2 == 0:  # after init(aggregation_frequency=2)
+            ...             self.scaler.update()
+            ...         return {"loss": loss}
         """
         return self._open.trained.wrap_scaler(scaler)
 

@@ -73,7 +73,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 for update in run.updates():        # an accumulation group
                     for inputs, targets in update:  # a batch, on the device
                         update.backward(loss_func(model(inputs), targets))
-                    update.step()                   # agree, clip, step, schedule, clear the gradients
+                    update.step()  # clip gradients, step the optimizer and its scheduler, clear the gradients
                 for inputs, targets in run.evaluation_batches(eval_dataset):
                     run.log("loss", loss_func(model(inputs), targets))
 
@@ -81,7 +81,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     make an optimizer update. ``batches()``, ``backward()`` and ``step()`` are the same loop without an ``Update``
     object. ``updates()`` outside of ``epochs()`` iterates over all epochs. In the body of a batch, ``updates(batches)``
     and ``batches(batches)`` iterate over batches that your loop makes: the chunks of a sequence, a rollout, samples of
-    a replay buffer. The models are not wrapped, even on several processes, so call them directly.
+    a replay buffer. The models are not wrapped, even on several processes, so call them directly: ``model(inputs)``.
+    With ``mixed_precision``, such a call computes in the lower precision without further code. Only calls to a part or
+    another method of the model, for example ``model.encode(inputs)``, need ``with run.autocast():``.
 
     Callbacks get the run as their trainer. These are the events of a run:
 
@@ -89,12 +91,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     - ``on_prepare_start``: the block is entered; nothing is placed or compiled yet.
     - ``on_training_run_start``: the first loop begins. A run that resumes then restores its state.
     - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins an epoch, and ends it.
-    - ``on_train_step_start``: before each batch of the dataset that has samples.
+    - ``on_train_step_start``: before each batch of the dataset, but not on a process that has no sample in the batch.
     - ``on_train_step_end``: after the body of a batch, or before its first step. ``batch_output["loss"]`` is the loss
       of the backward pass. With ``updates(batches)`` or ``batches(batches)``, for each of those batches.
     - ``on_optimizer_step_end``: after the step; with several optimizers, at the end of the body of the update.
     - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
-      the events of a step for each batch that has samples.
+      the two events of a step are not called on a process that has no sample in the batch.
     - ``on_training_run_epoch_end``: after the body of an epoch.
     - ``on_training_state_request``, ``on_preemption``: after the body of an update, if a state or a preemption was
       requested.

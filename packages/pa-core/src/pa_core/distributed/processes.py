@@ -49,9 +49,9 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         A function with the same arguments; its result is None on all processes but rank zero.
 
     Raises:
-        OtherProcessError: Raised by the decorated function on the other processes, if the function raises an exception
-            on rank zero, which raises the exception itself. A ``StopTrainingError`` reaches them with the next update
-            instead.
+        OtherProcessError: The function raised an exception on rank zero. Rank zero raises the exception itself, and the
+            waiting processes raise this error, so that none of them waits forever. A ``StopTrainingError`` is
+            different: the other processes stop with the next update.
 
     Example:
         >>> from pa_core import world_process_zero_only
@@ -80,9 +80,9 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         A function with the same arguments; its result is None on all but the first process of each machine.
 
     Raises:
-        OtherProcessError: Raised by the decorated function on the other processes, if the function raises an exception
-            on a process that runs it, which raises the exception itself. A ``StopTrainingError`` reaches them with the
-            next update instead.
+        OtherProcessError: The function raised an exception on the first process of a machine. That process raises the
+            exception itself, and the waiting processes raise this error, so that none of them waits forever. A
+            ``StopTrainingError`` is different: the other processes stop with the next update.
 
     Example:
         >>> from pa_core import local_process_zero_only
@@ -221,13 +221,18 @@ def notebook_launcher(
     Args:
         function: The function to run; it is called once in each process.
         args: The positional arguments of the function; none by default.
-        num_processes: The number of processes. None, the default, leaves the choice to accelerate: one process on a
-            machine without accelerators.
+        num_processes: The number of processes: pass the number of GPUs, for example 2. A single process runs the
+            function in the kernel itself. None, the default, is only for Colab with at most one GPU, where accelerate
+            runs a single process; everywhere else, accelerate raises an error.
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
 
     Raises:
         UnsupportedConfigurationError: Several processes are requested after a trainer was created in this process.
             Restart the kernel.
+        ValueError: ``num_processes`` is None, except in Colab with at most one GPU.
+        Exception: With a single process, the exception of the function. With several, an error of
+            ``torch.distributed``, ``ChildFailedError`` or ``ProcessRaisedException``, after the first failed process
+            has printed its traceback; the other processes are ended.
 
     Example:
         >>> from pa_core import notebook_launcher

@@ -81,13 +81,15 @@ class BestMetric:
     def is_improved_by(self, value: float) -> bool:
         """Return whether a value is better than the best value so far, without keeping it.
 
-        Call ``update`` instead if the value should become the best value.
+        Lower is better, unless the object was created with ``greater_is_better=True``. Call ``update`` instead if the
+        value should become the best value.
 
         Args:
             value: The value of the metric; NaN is never better.
 
         Returns:
-            True for the first number, and for a value that is better by at least ``min_change``; False otherwise.
+            True for the first number, and for a value that is better than ``best.value`` by at least ``min_change``
+            (which is 0 by default; an equal value is not better). False otherwise.
 
         Example:
             >>> from pa_core.callbacks import BestMetric
@@ -106,8 +108,9 @@ class BestMetric:
     def update(self, value: float, epoch: int) -> bool:
         """Keep a value if it is better than the best value so far, and return whether it is.
 
-        You call it once for each new value, on every process, for example in ``on_training_run_epoch_end``.
-        ``is_improved_by`` compares without keeping the value.
+        Lower is better, unless the object was created with ``greater_is_better=True``. You call it once for each new
+        value, on every process, for example in ``on_training_run_epoch_end``. ``is_improved_by`` compares without
+        keeping the value.
 
         Args:
             value: The value of the metric. It must be the same on every process if they save or stop together;

@@ -602,8 +602,7 @@ class Alone:
 
         The run calls this after the last backward pass of an update and before the optimizer step. Override it for
         several processes: replace ``parameter.grad`` of each of ``part.parameters()`` with its mean over the processes
-        (None counts as zero), and add up the flags. `Exchange` has an example. The example of `Exchange.finish`
-        overrides it.
+        (None counts as zero), and add up the flags. The example of `Exchange.finish` overrides it.
 
         Args:
             part: The trained part.
@@ -694,7 +693,8 @@ class Alone:
         """Return the batches of an evaluation unchanged.
 
         The run calls this once for each evaluation, and computes each batch as soon as it is yielded. Override it with
-        a generator to act before or after each batch. The example of `Exchange.batches_to_evaluate` overrides it.
+        a generator to act before or after each batch; do not communicate in it, because processes may have different
+        numbers of batches.
 
         Args:
             loader: The loader of the batches.
@@ -704,6 +704,17 @@ class Alone:
 
         Returns:
             The ``batches`` argument itself.
+
+        Example:
+            >>> from pa_core.engine.exchange import Alone
+            >>> class CountEvaluated(Alone):
+            ...     num_batches = 0
+            ...     def batches_to_evaluate(self, loader, batches, *, is_trial):
+            ...         for batch in batches:
+            ...             self.num_batches += 1
+            ...             yield batch
+            >>> list(CountEvaluated().batches_to_evaluate(None, ["first", "second"], is_trial=False))
+            ['first', 'second']
         """
         return batches
 
@@ -978,6 +989,10 @@ class Tree(Alone):
     their gradients are added up in a fixed binary tree. Each micro-batch draws from its own random numbers and begins
     with the buffers from before the update. `Averaged` is faster, and is right for all other runs.
 
+    You need not create or call it yourself. Derive from it only to observe or change a detail of reproducible runs, and
+    return an instance from ``create_exchange`` of your trainer. Each method that you override has to call the method of
+    this class with ``super()``, because the fixed order depends on it.
+
     Args:
         accelerator: The accelerator of the trainer, for the device and the rank.
         place: Returns the seed of the run and the number of its completed updates; random numbers depend on both.
@@ -1070,8 +1085,9 @@ class Tree(Alone):
         ``super().start_batch(...)``.
 
         Args:
-            place: The place of the batch in its update. Its ``micro_batch`` decides the random numbers and the position
-                in the tree; None, on a process without a sample, seeds nothing.
+            place: The place of the batch in its update. The seed and the order of the sum depend on
+                ``place.micro_batch``, the index of the batch in the update. It is None on a process without a sample in
+                this step, where nothing is seeded.
         """
         if place.starts_group:
             self._samples = 0
@@ -1164,6 +1180,9 @@ class Tree(Alone):
 
         Args:
             part: The trained part.
+
+        Returns:
+            True if gradients of earlier batches of the update were collected, until ``finish`` sets their sums.
         """
         return self._trees[part].has_gradients
 
@@ -1186,13 +1205,18 @@ class Tree(Alone):
     @override
     @contextmanager
     def repeating(self, place: BatchPlace) -> Generator[None]:
-        """Return a context that begins with the random numbers of a batch, and restores the buffers at its end.
+        """Return a context in which a batch can be computed again exactly as in its update.
 
-        The run computes its first batch several times in such contexts, to check that the step depends on nothing but
-        its batch. An override has to call ``super().repeating(...)``.
+        On entering, the context seeds the random number generators for the batch; on leaving, it restores the buffers
+        of the modules. The run computes its first batch several times in such contexts, to check that the step depends
+        on nothing but its batch. You need not call it yourself. An override has to call ``super().repeating(...)``.
 
         Args:
-            place: The place of the batch in its update; ``place.micro_batch`` decides the random numbers.
+            place: The place of the batch in its update; the seed depends on ``place.micro_batch``, its index in the
+                update.
+
+        Returns:
+            A context manager that yields None.
         """
         for tree in self._trees.values():
             tree.save_buffers()
@@ -1203,14 +1227,18 @@ class Tree(Alone):
 
     @override
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterator[Any]:
-        """Yield the batches of an evaluation, each with random numbers from its position and with the same buffers.
+        """Yield the batches of an evaluation so that the result of a batch does not depend on its process.
 
-        The run calls this once for each evaluation, and computes each batch as soon as it is yielded. So results do not
-        depend on the process that computes a batch. An override has to call ``super().batches_to_evaluate(...)``.
+        Before each batch, the random number generators are seeded with the position of its first sample in the
+        evaluation, and after each batch, the buffers of the modules are restored to their values at the start of the
+        evaluation. So even a layer that draws random numbers or updates its buffers gives the same results on any
+        number of processes. The run calls this once for each evaluation, and computes each batch as soon as it is
+        yielded; you need not call it yourself. Override it to act before or after each batch, and call
+        ``super().batches_to_evaluate(...)``.
 
         Args:
-            loader: The loader of the batches, which has to make its batches by position, as loaders of the run's
-                datasets do.
+            loader: The loader of the batches. It has to be the loader that the run makes of a dataset without a custom
+                sampler, because only such a loader says at which position each batch begins.
             batches: The batches of this process, on the device.
             is_trial: Whether only the first batches are evaluated and nothing is recorded, as ``sanity_eval_steps``
                 does; the loader may then be limited to its first batches.
@@ -1221,6 +1249,15 @@ class Tree(Alone):
         Raises:
             ConfigurationError: The loader is a custom loader or has its own sampler; or it is limited, and ``is_trial``
                 is False.
+
+        Example:
+            >>> from pa_core.engine.exchange import Tree
+            >>> class CountEvaluated(Tree):  # return an instance from create_exchange of a trainer
+            ...     num_batches = 0
+            ...     def batches_to_evaluate(self, loader, batches, *, is_trial):
+            ...         for batch in super().batches_to_evaluate(loader, batches, is_trial=is_trial):
+            ...             self.num_batches += 1
+            ...             yield batch
         """
         keyed = require_own_batches(loader, may_be_limited=is_trial)
         for tree in self._trees.values():
@@ -1236,12 +1273,16 @@ class Tree(Alone):
     def has_fewer_batches(self, loader: SizedIterable) -> bool:
         """Return whether this process has no sample in the last step of an evaluation, while others have samples.
 
-        The run calls this after the last batch of this process, which then takes part in the exchange of a preemption
-        request in place of the missing batch. Samples are divided by position, so the last step may not have enough
-        samples for all processes. An override has to call ``super().has_fewer_batches(...)``.
+        The run calls this after the last batch of this process. If the result is True, this process still takes part in
+        the exchange of a preemption request that the other processes make in their last step. Samples are divided by
+        position, so the last step may not have enough samples for all processes. An override has to call
+        ``super().has_fewer_batches(...)``.
 
         Args:
-            loader: The evaluation loader.
+            loader: The evaluation loader. For a custom loader, the result is False.
+
+        Returns:
+            Whether other processes have one batch more.
         """
         keyed = innermost(loader)
         return is_keyed(keyed) and not keyed.split.piece(-1 % len(keyed.split), keyed.rank)

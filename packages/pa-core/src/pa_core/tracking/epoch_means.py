@@ -451,12 +451,17 @@ class StepMeans(dict[str, LossTracker]):
     def add(self, loss: MetricValue, weight: int, samples: int) -> None:
         """Add the loss of the step to ``losses``, and count the samples of the step.
 
-        The trainer calls this with the loss that a step returned; you need not call it yourself.
+        The trainer calls this once in each step with the loss that the step returned; you need not call it yourself. In
+        a test, call it within ``with means.step():``. Values that the step has logged before are counted now, and
+        values that it logs afterwards are counted at once. Outside of a step, only the loss is added, and no error is
+        raised.
 
         Args:
             loss: The mean over the samples, or over items such as tokens: a number, or a tensor with one element.
-            weight: The number of samples or items of the mean.
-            samples: The number of samples, the weight of the values that the step logs.
+            weight: The number of samples or items of the mean, at least 0. With 0, the loss is ignored, even if it is
+                NaN.
+            samples: The number of samples of this process, at least 0: the weight of the values that the step logs.
+                With 0, these values are dropped.
 
         Example:
             >>> from pa_core.tracking import StepMeans
@@ -473,8 +478,9 @@ class StepMeans(dict[str, LossTracker]):
     def count_samples(self, samples: int) -> None:
         """Set the number of samples of the step, which is the weight of its logged values.
 
-        The trainer calls this in each step, before or after values are logged; you need not call it yourself. The
-        example of `StepMeans` calls it.
+        The trainer calls this in each step, before or after values are logged; you need not call it yourself. In a
+        test, call it within ``with means.step():``, because leaving the step forgets the number. The example of
+        `StepMeans` calls it.
 
         Args:
             samples: The number of samples of this process in the step. With 0, the values of the step are dropped.

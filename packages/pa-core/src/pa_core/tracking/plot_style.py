@@ -51,13 +51,25 @@ class PlotStyle(NamedTuple):
     curves: tuple[str, ...]
 
     def dress(self, axes: Axes) -> None:
-        """Apply the colors and a faint grid to axes, and hide the top and right spines.
+        """Apply the colors of the style to axes of matplotlib, add a faint grid, and hide the top and right spines.
 
-        Call it after you have set titles and labels, and before ``save``. The example of `PlotStyle` calls it.
+        Background, title, axis labels, tick labels, grid and spines get their colors and sizes. Curves and a legend
+        keep their colors, so pass ``color=style.curves[0]``, ``color=style.curves[1]`` and so on when you draw curves.
+        Call this after you have set titles and labels, and before ``save``.
 
         Args:
-            axes: The axes of matplotlib, which are changed in place. Curves keep their colors; draw them with
-                ``curves``.
+            axes: The axes, which are changed in place.
+
+        Example::
+
+            from matplotlib import pyplot
+            from pa_core.tracking.plot_style import plot_style
+
+            style = plot_style(dark=False)
+            figure, axes = pyplot.subplots()
+            axes.plot([1, 2, 3], [0.9, 0.5, 0.4], color=style.curves[0])
+            style.dress(axes)
+            style.save(figure, "loss.png")
         """
         axes.set_facecolor(self.ground)
         axes.title.set_color(self.text)

@@ -179,7 +179,10 @@ class RunHistory(ABC):
         """The number of the current epoch, counted from 1; after the last epoch, the number of epochs plus 1.
 
         It is 1 before the first run. The trainer increments it after ``on_training_run_epoch_end``, so in that event it
-        is still the number of the epoch that ends. ``trainer.num_epochs_completed`` counts complete epochs, from 0.
+        is still the number of the epoch that ends. A further ``train()`` begins again at 1, unless you pass
+        ``reset_run_history=False``, which continues the count. A resumed run continues at the saved number. After a run
+        that was stopped early, for example by ``StopTrainingError``, it is the number of the epoch in which the run
+        stopped. ``trainer.num_epochs_completed`` counts complete epochs of the run, from 0.
 
         Example:
             >>> from pa_core import InMemoryRunHistory
@@ -726,8 +729,8 @@ class InMemoryRunHistory(RunHistory):
     def records(self, metric_name: str | None = None) -> list[MetricRecord]:
         """Return the recorded numbers with their positions in the run, for your own plots and analyses.
 
-        ``to_dict`` returns the same numbers as columns for a table, and ``plot_run_history`` draws them. It waits for
-        values on an accelerator.
+        ``to_dict`` returns the same numbers as columns for a table, and ``plot_run_history`` draws them. The call waits
+        for values on an accelerator.
 
         Args:
             metric_name: The full name of the only metric to return, with the prefix. None, the default, returns all

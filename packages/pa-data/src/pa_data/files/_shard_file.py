@@ -577,7 +577,9 @@ class ShardReader(Protocol[_SampleT_co]):
         file was closed in between. Open files of a process are not shared with other processes.
 
         Args:
-            file: The file. ``file.source()`` reads ranges of bytes, and ``file.piece`` caches decoded parts.
+            file: The file. ``file.source().read(start, stop)`` returns a range of its bytes, even from an object store.
+                If you decode several samples at once, ``file.piece(key, make)`` returns the result of ``make()`` from a
+                cache. ``file.path`` is its path or URL.
 
         Returns:
             An object that returns sample ``n`` for the index ``n``, counted from 0. Its method ``close``, if it has

@@ -80,9 +80,22 @@ class Order(ABC):
                 samples raises it.
 
         Example:
-            >>> from pa_data.orders import Sequential
-            >>> Sequential().epoch_order(4, seed=0, epoch=2).indices(1, 3)
-            tensor([1, 2])
+            >>> import torch
+            >>> from torch import Tensor
+            >>> from pa_data.orders import EpochOrder, Order
+            >>> class RotatedEpoch(EpochOrder):  # epoch 2 begins with sample 2
+            ...     algorithm, first = "rotated-v1", 0
+            ...     def compute_indices(self, start: int, stop: int) -> Tensor:
+            ...         return (torch.arange(start, stop) + self.first) % self.num_samples
+            >>> class Rotated(Order):
+            ...     name = "rotated-v1"
+            ...     equal_epochs = True
+            ...     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+            ...         order = RotatedEpoch(num_samples, seed=seed, epoch=epoch)
+            ...         order.first = epoch
+            ...         return order
+            >>> Rotated().epoch_order(4, seed=0, epoch=2).indices(0, 4)
+            tensor([2, 3, 0, 1])
         """
 
     def takes_each_once(self, num_samples: int) -> bool:
