@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -32,14 +31,7 @@ from pa_core import (
     world_process_zero_only,
 )
 from pa_core.data import remove_padding
-from pa_core.distributed import (
-    broadcast_buffers,
-    broadcast_weights,
-    gather,
-    num_processes,
-    rank,
-    sum_over_processes,
-)
+from pa_core.distributed import gather, num_processes, rank
 from pa_core.distributed.collectives import broadcast_tensors
 from pa_core.testing import make_classification
 from tests.launching import Launch, forked_python, run_command
@@ -109,14 +101,6 @@ elif sys.argv[1] == "process zero":
 else:
     print(f"{gather(number).tolist()} {sum_over_processes(number).tolist()}")
 """
-
-COLLECTIVES: dict[str, Callable[[Trainer[nn.Linear]], object]] = {
-    "trainer.gather": lambda trainer: trainer.gather(torch.ones(1)),
-    "gather with padding": lambda _: gather(torch.ones(1), padding_value=0),
-    "sum_over_processes": lambda _: sum_over_processes(torch.ones(1)),
-    "broadcast_buffers": lambda _: broadcast_buffers(nn.BatchNorm1d(1)),
-    "broadcast_weights": lambda _: broadcast_weights(nn.Linear(1, 1)),
-}
 
 
 def idle_trainer() -> Trainer[nn.Linear]:
@@ -328,20 +312,6 @@ def test_a_function_on_some_processes_waits_for_nobody(trainer: Trainer[nn.Linea
 
     assert gather_objects(wait()) == ["not waited for", None]
     trainer.wait_for_everyone()
-
-
-@pytest.mark.runs_on("two_ranks")
-@pytest.mark.parametrize("call", COLLECTIVES)
-def test_a_collective_that_only_some_processes_call_is_an_error(trainer: Trainer[nn.Linear], call: str) -> None:
-    """In a function that one process runs, every collective raises the error of `gather_objects` instead of waiting."""
-
-    @trainer.on_main_process
-    def call_alone() -> None:
-        with pytest.raises(OtherProcessError, match="wait forever for the others"):
-            COLLECTIVES[call](trainer)
-
-    call_alone()
-    COLLECTIVES[call](trainer)
 
 
 @on_one_and_two_ranks

@@ -1010,8 +1010,6 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 ``TypeError``.
             ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
                 this, in which processes have different numbers of steps.
-            OtherProcessError: This process runs a function that the others do not run, for example a function that
-                ``on_main_process`` decorates, and would wait for them.
 
         Example:
             >>> import torch

@@ -22,7 +22,7 @@ from pa_core import _accelerate
 from pa_core._tensors import buffers_of_module, is_sharded, parameters_of_module, reshard
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.types import TensorsT
-from pa_distributed import in_rank_local_block, prepare_gloo
+from pa_distributed import prepare_gloo
 
 _R = TypeVar("_R")
 
@@ -84,17 +84,9 @@ def _is_alone() -> bool:
     """Return whether the run has a single process, after connecting the processes of a launcher.
 
     A trainer connects them too; this is for functions that are called before the first trainer is created.
-
-    Raises:
-        OtherProcessError: There are other processes, and they do not run the function that calls this.
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
     """
     if dist.is_available() and dist.is_initialized():
-        if dist.get_world_size() == 1:
-            return True
-        if in_rank_local_block():
-            pa_distributed.gather_objects(None)  # raises its error
-        return False
+        return dist.get_world_size() == 1
     launched = os.environ.get("WORLD_SIZE", "1")
     if launched == "1":
         return True
@@ -145,8 +137,6 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
     Raises:
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
-        OtherProcessError: This process runs a function that the others do not run, for example a function that
-            ``trainer.on_main_process`` decorates, and would wait for them.
 
     Example:
         >>> import torch
@@ -201,8 +191,6 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Raises:
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
-        OtherProcessError: This process runs a function that the others do not run, for example a function that
-            ``trainer.on_main_process`` decorates, and would wait for them.
 
     Example:
         >>> import torch
@@ -230,8 +218,6 @@ def broadcast_weights(module: nn.Module) -> None:
 
     Raises:
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
-        OtherProcessError: This process runs a function that the others do not run, for example a function that
-            ``trainer.on_main_process`` decorates, and would wait for them.
 
     Example:
         >>> import torch
@@ -293,8 +279,6 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
         ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
         UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
-        OtherProcessError: This process runs a function that the others do not run, for example a function that
-            ``trainer.on_main_process`` decorates, and would wait for them.
 
     Example:
         >>> import torch

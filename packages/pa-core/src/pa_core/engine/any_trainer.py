@@ -613,7 +613,7 @@ class AnyTrainer(ABC):
 
         Args:
             function: The function to decorate. It must not communicate with other processes, because they do not take
-                part; ``gather`` and similar methods raise an ``OtherProcessError`` in it.
+                part.
 
         Returns:
             A function with the same arguments; its result is None on all processes but rank zero.
@@ -637,8 +637,7 @@ class AnyTrainer(ABC):
         even by some processes only; ``local_process_zero_only`` waits.
 
         Args:
-            function: The function to decorate. It must not communicate with other processes; ``gather`` and similar
-                methods raise an ``OtherProcessError`` in it.
+            function: The function to decorate. It must not communicate with other processes.
 
         Returns:
             A function with the same arguments; its result is None on the other processes.
@@ -1142,8 +1141,6 @@ class AnyTrainer(ABC):
                 ``TypeError``.
             ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
                 this, in which processes have different numbers of steps.
-            OtherProcessError: This process runs a function that the others do not run, for example a function that
-                ``on_main_process`` decorates, and would wait for them.
 
         Example:
             >>> import torch
