@@ -233,8 +233,10 @@ WRONG_TYPES: list[Refusal] = [
         (untyped(Mixture, {"a": no}), f"takes datasets with a length.* 'a' is a {type(no).__name__}")
         for no in (Endless(), 3)
     ),
-    (loader(sampler=[[0]]), "sampler"),
-    (loader(batch_sampler=[[0]]), "batch_sampler"),
+    (loader(sampler=[[0]]), "takes no sampler: its order"),
+    (loader(batch_sampler=[[0]]), "takes no batch_sampler: its order"),
+    (loader(batchsize=3), r"no option batchsize\. The nearest name is batch_size\.$"),
+    (loader(num_worker=1, color=1), r"no option color\. .*no option num_worker\. The nearest name is num_workers\.$"),
     *(
         (drawn(given), rf"{found}.* Return integers, for example torch\.randperm")
         for given, found in (

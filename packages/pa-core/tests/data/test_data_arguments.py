@@ -184,6 +184,19 @@ def test_an_argument_without_effect_on_a_dataloader_is_refused(name: str) -> Non
     assert_explained(caught.value, "no effect", *words)
 
 
+def test_a_misspelt_option_of_a_loader_is_told_with_the_argument_that_has_it() -> None:
+    """The error names the nearest option, and the argument of the call that created the loader."""
+    trainer = classifier_trainer(Trainer)
+    with pytest.raises(
+        TypeError, match=r"(?s)no option batchsize.*batch_size\..*train_dataloader_kwargs.*: batchsize\."
+    ):
+        trainer.train(DATA, 1, train_dataloader_kwargs={"batchsize": 3})
+    with pytest.raises(TypeError, match=r"(?s)num_workers\..* eval_dataloader_kwargs"):
+        trainer.train(DATA, 1, MORE, eval_dataloader_kwargs={"num_worker": 0})
+    with pytest.raises(TypeError, match=r"(?s)drop_last\..* dataloader_kwargs"):
+        trainer.evaluate(DATA, dataloader_kwargs={"droplast": True})
+
+
 def test_arguments_that_have_an_effect_are_taken() -> None:
     """They are for the dataset beside the loader, or say what the loader says too."""
     trainer = classifier_trainer(Trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -119,7 +120,7 @@ def _check_fixed_batches(
 def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_order: bool) -> None:
     """Raise an error for options that contradict each other, or the fixed order of batches."""
     if unknown := options.keys() - LoadingOptions.__annotations__.keys():
-        raise TypeError(f"A keyed loader takes no {', '.join(sorted(unknown))}: its order says which samples come.")
+        raise TypeError(" ".join(map(_refusal_of_option, sorted(unknown))))
     if not 0 <= rank < num_processes:
         raise DataError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
     timeout = options.get("timeout", 0)
@@ -127,6 +128,14 @@ def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_or
         raise DataError(f"A timeout is for workers: leave out {timeout=}, or pass num_workers.")
     if not in_order:
         raise DataError("A keyed loader yields its batches in order: leave out in_order=False.")
+
+
+def _refusal_of_option(name: str) -> str:
+    if name in ("sampler", "batch_sampler"):
+        return f"A keyed loader takes no {name}: its order says which samples come."
+    known = [*KeyedDataLoader.__init__.__annotations__, *LoadingOptions.__annotations__]
+    near = get_close_matches(name, [one for one in known if one not in ("dataset", "options", "return")], n=1)
+    return f"KeyedDataLoader has no option {name}.{f' The nearest name is {near[0]}.' if near else ''}"
 
 
 class ChosenBatches(Order, EpochOrder):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
-from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
 from pa_data.batches import describe_batch, is_array
 from pa_data.orders import Order, order_of_dataset
 
@@ -60,8 +61,7 @@ class DataArgument:
         if self.loader is None:
             _check_dataset(self.data, self.argument, self.method if self.is_made_by_method else None)
         elif self.kwargs:
-            name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
-            raise _without_effect(name.get(self.argument.partition("[")[0], "dataloader_kwargs"), self.kwargs, self)
+            raise _without_effect(self.argument_of_kwargs, self.kwargs, self)
         _check_order(self.order, self.data, self.argument, self.kwargs or {})
         if self.order is not None and self.loader is not None:
             raise without_effect_on_loader(self.order, f"{describe_loader(self.data)} as {self.argument}")
@@ -75,6 +75,12 @@ class DataArgument:
     def dataset(self) -> Dataset[Any] | None:
         """The dataset, or the dataset of the DataLoader; None for no evaluation."""
         return self.data.dataset if is_dataloader(self.data) else self.data
+
+    @property
+    def argument_of_kwargs(self) -> str:
+        """The name of the argument for the arguments of the loader."""
+        name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
+        return name.get(self.argument.partition("[")[0], "dataloader_kwargs")
 
     @property
     def held(self) -> list[object]:
@@ -95,6 +101,23 @@ class DataArgument:
     def origin(self) -> str:
         """The origin of the loader, for messages."""
         return self.method if self.loader is None and self.is_made_by_method else self.argument
+
+    @contextmanager
+    def named_in_errors(self) -> Generator[None]:
+        """Let errors from creating the loader name the arguments of the call.
+
+        Raises:
+            EmptyDatasetError: The loader has no batch.
+            TypeError: The loader does not have an option.
+        """
+        try:
+            yield
+        except EmptyDatasetError as error:
+            raise EmptyDatasetError(f"{error} It was passed as {self.argument}.") from None
+        except TypeError as error:
+            if self.kwargs:
+                error.add_note(f"The names in {self.argument_of_kwargs} are: {', '.join(self.kwargs)}.")
+            raise
 
     def check_for(self, trainer_class: type, rank: int, num_processes: int) -> None:
         """Raise an error for a DataLoader that conflicts with an override, or that belongs to another process.

@@ -44,7 +44,7 @@ from pa_core.data.split_sampler import (
 )
 from pa_core.data.worker_copies import WorkerCopies
 from pa_core.distributed import collectives
-from pa_core.errors import ConfigurationError, EmptyDatasetError
+from pa_core.errors import ConfigurationError
 from pa_core.run_config import LoaderSettings
 from pa_core.steps.compatibility import require_even_batches
 from pa_core.types import SizedIterable
@@ -171,10 +171,8 @@ class Loaders:
             self._order, self.samples_per_update = data.order, samples_per_update
         if data.data is None and data.purpose == "eval":
             return None
-        try:
+        with data.named_in_errors():
             loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
-        except EmptyDatasetError as error:
-            raise EmptyDatasetError(f"{error} It was passed as {data.argument}.") from None
         check_loader(loader, data.origin, is_repeated=data.purpose == "eval")
         own = innermost(loader)
         if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
