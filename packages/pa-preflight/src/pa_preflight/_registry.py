@@ -10,7 +10,7 @@ Level: TypeAlias = Literal["mistake", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """From the worst to the mildest."""
 
-_RATE = "the loss does not fall, or grows"
+_RATE = "the loss grows or does not fall"
 
 _STRANGE = "the loss gets invalid values"
 
@@ -86,7 +86,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "label-smoothing-too-high": Kind("label smoothing is 0.5 or more", "warning"),
         "log-probabilities-missing": Kind("`NLLLoss` gets outputs without `LogSoftmax`"),
         "loss-arguments-swapped": Kind(_STRANGE),
-        "loss-at-start": Kind("the first loss is far above a guess", page="troubleshooting.md#wrong-results"),
+        "loss-at-start": Kind("the first loss is far above chance level", page="troubleshooting.md#wrong-results"),
         "loss-follows-batch-size": Kind(
             "losses are summed, not averaged", page="guarantees.md#across-processes-accumulation-and-batch-size"
         ),
@@ -113,7 +113,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
     "training": {
         "batch-not-learnt": Kind(_RATE, page="schedulers.md#finding-a-learning-rate"),
         "batch-of-one-with-batch-norm": Kind("batch norm gets a batch of one sample", page="data.md#loaders"),
-        "clipping-too-low": Kind("gradients are clipped to less than a thousandth"),
+        "clipping-too-low": Kind("gradients are clipped to less than a thousandth of their size"),
         "disk-too-small": Kind("the planned states do not fit on the disk", page="training-states.md#cost"),
         "evaluation-not-repeatable": Kind("evaluations use dropout or noise", page="troubleshooting.md#wrong-results"),
         "frozen-in-optimizer": Kind(_MAYBE, "note", "finetuning.md"),
@@ -141,8 +141,8 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "inputs-ignored": Kind("some inputs do not change the outputs", "warning"),
         "loss-divided-twice": Kind("gradients are scaled down", "warning"),
         "mode-changes-in-step": Kind("`forward()` calls `eval()`", "warning"),
-        "order-ignored": Kind("attention gets no positions", "note"),
-        "order-of-samples-matters": Kind("outputs meet the targets of other samples", "warning"),
+        "order-ignored": Kind("attention gets no positional encodings", "note"),
+        "order-of-samples-matters": Kind("outputs are compared with the targets of other samples", "warning"),
         "padding-matters": Kind("outputs depend on padding", "warning"),
         "state-between-batches": Kind("the model keeps a state between batches", "warning"),
         "targets-not-shifted": Kind("each target is its own input", "warning"),

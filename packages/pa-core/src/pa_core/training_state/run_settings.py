@@ -23,8 +23,8 @@ RESUME_OVERRIDES = {
     "model": "weights that the state lacks, or has in a different shape, keep the values of the script",
     "optimizer": "the optimizer's statistics, for example momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
-    "reproducible": "gradients are added up in a different order, which changes bits",
-    "arithmetic": "the same program computes different bits there",
+    "reproducible": "gradients are added up in a different order, which changes the exact result",
+    "arithmetic": "the same program computes different bits with other settings",
 }
 """Differences that change the meaning of a run, by the name that allows each, with the reason of the error."""
 
