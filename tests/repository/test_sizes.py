@@ -19,7 +19,7 @@ PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 LIMITS = {
     "code lines of pa-core": 15_900,
     "code lines of all packages": 39_700,
-    "code lines of tests": 61_800,
+    "code lines of tests": 62_000,
     "code lines of a module of pa-core": 555,
     "lines of trainer.py": 900,
     "words of architecture.md": 2_500,
