@@ -15,8 +15,8 @@ class PyTorchCallback:
     ``on_checkpoint_write_end``, ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which only the chief (the
     process of rank 0) calls. An error that a method raises ends the training.
 
-    To keep state across restarts, return it from ``state_dict`` and restore it in ``load_state_dict``: the checkpoint
-    has the state of the chief's callbacks.
+    To keep state across restarts, return it from ``state_dict`` and restore it in ``load_state_dict``. Checkpoints
+    contain the state of the chief's callbacks.
 
     Example:
         >>> import pa_trial
@@ -28,13 +28,13 @@ class PyTorchCallback:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the callback, to be saved in checkpoints; here an empty dictionary.
+        """Return the state of the callback, which is saved in checkpoints; by default, an empty dictionary.
 
         ``fit`` calls it on the chief whenever it saves a checkpoint. Override it together with ``load_state_dict``.
 
         Returns:
-            A dictionary of tensors, numbers, strings and containers of them. With ``fit(trust_pickle=True)``, any
-            picklable object may be in it.
+            A dictionary of tensors, numbers, strings and containers of them. With ``fit(trust_pickle=True)``, it may
+            contain any picklable object.
 
         Example:
             >>> import pa_trial
@@ -50,22 +50,23 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned; here it does nothing.
+        """Restore the state that ``state_dict`` returned; by default, do nothing.
 
-        ``fit`` calls it on all processes when it resumes from a checkpoint, before ``on_training_start``. The example
-        of ``state_dict`` overrides it.
+        ``fit`` calls it on all processes when it resumes from a checkpoint, before ``on_training_start``. See the
+        example in ``state_dict``.
 
         Args:
             state_dict: The state, as the chief's callback returned it.
         """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Called first in ``fit``, before data loaders are built and a checkpoint is restored.
+        """Called first in ``fit``, before the data loaders are built and a checkpoint is restored.
 
         Args:
-            first_batch_idx: The index of the first batch to train, counted from 0; above 0 if a checkpoint is resumed.
-            checkpoint_uuid: The name or path of the resumed checkpoint, or of the checkpoint of ``warm_start``; None if
-                training starts from the beginning.
+            first_batch_idx: The index of the first batch to train, counted from 0; it is above 0 if the training
+                resumes.
+            checkpoint_uuid: The name or path of the checkpoint from which the training resumes, or which was passed as
+                ``warm_start``; None if training starts from the beginning.
         """
 
     def on_trial_shutdown(self) -> None:
@@ -78,7 +79,8 @@ class PyTorchCallback:
     def on_training_start(self) -> None:
         """Called when everything is restored, before the first batch of this ``fit`` is trained.
 
-        ``fit`` calls it once, even if there is no batch left to train. Here ``context.get_initial_batch()`` is known.
+        ``fit`` calls it once, even if there is no batch left to train. From here on, ``context.get_initial_batch()`` is
+        known.
         """
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
@@ -89,7 +91,7 @@ class PyTorchCallback:
         """
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """Called after the last batch of an epoch, before a validation or a checkpoint that is due then.
+        """Called after the last batch of an epoch, before any validation or checkpoint that is due at the same time.
 
         Args:
             epoch_idx: The index of the epoch, counted from 0.
@@ -99,8 +101,8 @@ class PyTorchCallback:
         """Called when the training pauses to validate, save or report, and at its end.
 
         Args:
-            avg_metrics: The means over the batches of all processes since the last pause, by name, and the metrics of
-                reducers, with the numbers of completed "batches" and "epochs".
+            avg_metrics: The means over the batches of all processes since the last pause, by name, the metrics of
+                reducers, and the numbers of completed "batches" and "epochs".
             batch_metrics: The metrics of each of these batches, in their order, each the mean over the processes.
         """
 
@@ -127,16 +129,16 @@ class PyTorchCallback:
         """
 
     def on_validation_end(self, metrics: Metrics) -> None:
-        """Called after each validation, for example to stop early by a metric.
+        """Called after each validation, for example to stop early if a metric is good enough.
 
-        ``context.set_stop_requested`` has an example.
+        See the example in ``context.set_stop_requested``.
 
         Args:
             metrics: The metrics of the validation, by name; the same on all processes.
         """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called on the chief before a checkpoint is written, to save more than ``state_dict`` returns.
+        """Called on the chief before a checkpoint is written; override it to save more than ``state_dict`` returns.
 
         Args:
             checkpoint: The entries to write, by name. Entries that you add are saved, and passed to
@@ -144,7 +146,7 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called on all processes before anything is restored from a checkpoint, to adapt an old checkpoint.
+        """Called on all processes before a checkpoint is restored; override it to adapt an old checkpoint.
 
         Args:
             checkpoint: The entries of the checkpoint, by name. The dictionary is restored with the changes that you
@@ -157,21 +159,21 @@ class PyTorchCallback:
         ``fit`` warns if a callback overrides it.
 
         Args:
-            checkpoint_dir: The path of the folder of the checkpoint.
+            checkpoint_dir: The path of the checkpoint folder.
         """
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         """Called on the chief after a checkpoint is complete, for example to copy it elsewhere.
 
         Args:
-            checkpoint_dir: The path of the folder of the checkpoint.
+            checkpoint_dir: The path of the checkpoint folder.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """Called on all processes after a checkpoint is complete, and after ``on_checkpoint_write_end``.
 
-        Nothing is uploaded; the name is Determined's.
+        Nothing is uploaded; the name of the event comes from Determined.
 
         Args:
-            uuid: The name of the checkpoint, which ``fit(latest_checkpoint=...)`` takes.
+            uuid: The name of the checkpoint, for ``fit(latest_checkpoint=...)``.
         """

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def get_cluster_info() -> Any | None:
-    """Return None, as Determined does where a script runs without its cluster.
+    """Return None, as Determined does if a script runs without a cluster.
 
     It exists so that scripts for Determined run unchanged. For ``get_cluster_info().latest_checkpoint``, call
     ``context.get_latest_checkpoint()`` instead; for ``user_data``, pass ``hparams`` to ``init``.

@@ -61,22 +61,23 @@ class CoreContext:
 
 
 class PyTorchTrialContext(TellsSettings, WrapsReducers):
-    """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
+    """A trial's view of its training: it wraps models and optimizers, computes gradients, and returns settings.
 
-    ``with init(...) as context`` makes it, with arguments that are easier to pass, so you rarely construct it yourself.
+    ``with init(...) as context`` creates it from simpler arguments, so you rarely create one yourself.
     Pass it to your trial and to ``Trainer``. After the ``with`` block of ``init``, its settings and the progress of the
     training can still be read. Methods that train or need other processes then raise ``InternalException``.
 
     Args:
-        core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
+        core_context: An object that has the ``DistributedContext``; None to detect the processes of the training.
         trial_seed: The return value of ``get_trial_seed``; None to seed nothing.
-        hparams: Hyperparameters by name; None if the trial has none.
+        hparams: The hyperparameters by name; None if the trial has none.
         slots_per_trial: The number of processes that ``global_batch_size`` is split over.
         num_gpus: The number of GPUs; 0 for a training on the CPU.
         exp_conf: The experiment configuration; None if the trial has none.
         aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
-        steps_completed: The number of batches trained before.
-        managed_training: Whether models are trained. False leaves them on their device, for a trial that was loaded.
+        steps_completed: The number of batches that were trained earlier.
+        managed_training: Whether models are trained. With False, they stay on their device, for a trial that was
+            loaded.
         debug_enabled: Not used.
         run_settings: The remaining arguments of ``init``; None for its defaults.
         device: The device of this process; None to choose it by ``num_gpus``.
@@ -87,7 +88,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         optimizers: The wrapped optimizers, in the order of wrapping.
         lr_schedulers: The wrapped schedulers, each as an ``LRScheduler``, in the order of wrapping.
         device: The device of this process, a ``torch.device``.
-        distributed: The ``DistributedContext``: rank and size, and exchanges of Python objects between the processes.
+        distributed: The ``DistributedContext``, with the rank, the number of processes, and methods that exchange
+            Python objects.
         experimental: The ``PyTorchExperimentalContext``: options for custom data and mixed precision.
 
     Raises:
@@ -203,8 +205,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         place of the optimizer's ``step``.
 
         Args:
-            optimizer: An optimizer of the parameters of wrapped models.
-            backward_passes_per_step: No effect, because any number of backward passes in a batch works.
+            optimizer: An optimizer for the parameters of wrapped models.
+            backward_passes_per_step: No effect, because any number of backward passes in a batch is supported.
             fp16_compression: No effect; True causes a warning on several processes.
             average_aggregated_gradients: With ``aggregation_frequency``, whether to average the gradients of the
                 batches of a group (None, the default, and True) or to sum them (False).
@@ -232,13 +234,13 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def wrap_lr_scheduler(
         self, lr_scheduler: SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> SchedulerT:
-        """Register a learning rate scheduler, which is stepped by ``step_mode``, and saved in checkpoints.
+        """Register a learning rate scheduler, which is stepped according to ``step_mode``, and saved in checkpoints.
 
-        Call it in ``__init__`` of the trial, in this order: wrap the model, wrap the optimizer, make the scheduler,
-        wrap the scheduler. Do not call ``step()`` of the scheduler yourself, except with ``MANUAL_STEP``.
+        Call it in ``__init__`` of the trial, in this order: wrap the model, wrap the optimizer, create the scheduler,
+        wrap the scheduler. Do not call the scheduler's ``step()`` yourself, except with ``MANUAL_STEP``.
 
         Args:
-            lr_scheduler: A scheduler of a wrapped optimizer.
+            lr_scheduler: A scheduler for a wrapped optimizer.
             step_mode: When to step it, a member of ``LRScheduler.StepMode``:
                 ``STEP_EVERY_EPOCH``, after each epoch;
                 ``STEP_EVERY_BATCH``, after each batch of this process, even if gradients are aggregated;
@@ -253,7 +255,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
             InternalException: ``fit`` is running, or the block of ``init`` has ended.
             InvalidExperimentException: The optimizer of the scheduler is not wrapped, ``frequency`` is less than 1, or
-                a ``ReduceLROnPlateau``, which needs a metric, has another mode than ``MANUAL_STEP``.
+                a ``ReduceLROnPlateau``, which needs a metric, has a mode other than ``MANUAL_STEP``.
 
         Example:
             >>> import torch
@@ -272,8 +274,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def wrap_scaler(self, scaler: ScalerT) -> ScalerT:
         """Register a gradient scaler, whose state is saved with checkpoints.
 
-        Use it if the trial has its own float16 mixed precision; ``context.experimental.use_amp()`` does everything for
-        you. Call it in ``__init__`` of the trial, before ``wrap_model``.
+        Use it if the trial implements float16 mixed precision itself; ``context.experimental.use_amp()`` would do
+        everything for you. Call it in ``__init__`` of the trial, before ``wrap_model``.
 
         Args:
             scaler: A ``torch.amp.GradScaler``. In ``train_batch``, call ``context.backward(scaler.scale(loss))`` and
@@ -334,8 +336,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     ) -> tuple[_ModelsT, _OptimizersT]:
         """Return models and optimizers unchanged if ``enabled=False``; Apex itself is not supported.
 
-        It exists for scripts for Determined. Remove the call, and call ``context.experimental.use_amp()`` for mixed
-        precision.
+        It exists for scripts for Determined. Remove the call. For mixed precision, call
+        ``context.experimental.use_amp()`` instead.
 
         Args:
             models: A wrapped model, or several.
@@ -384,8 +386,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Compute gradients, and average them over the processes if the optimizer steps after this batch.
 
         Call it in ``train_batch`` in place of ``loss.backward()``, and then ``step_optimizer``. All processes have to
-        call it equally often in a batch. With ``aggregation_frequency``, gradients of several batches are added up, and
-        only the last batch exchanges them.
+        call it the same number of times in a batch. With ``aggregation_frequency``, gradients of several batches are
+        added up, and only the last batch exchanges them.
 
         Args:
             loss: The tensor to differentiate, usually the mean loss of the batch. Do not divide it by
@@ -397,7 +399,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Raises:
             InternalException: The block of ``init`` has ended.
-            InvalidExperimentException: With ``samples_per_update``, ``step_optimizer`` was called before in this batch.
+            InvalidExperimentException: With ``samples_per_update``, ``step_optimizer`` was already called in this
+                batch.
 
         Example:
             >>> def train_batch(self, batch, epoch_idx, batch_idx):  # a method of a trial
@@ -423,16 +426,17 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
         Args:
             optimizer: A wrapped optimizer.
-            clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients; by
-                default they are not clipped.
+            clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients. By
+                default, they are not clipped.
             auto_zero_grads: Whether to zero the gradients after the step, by default True. If False, call
                 ``optimizer.zero_grad()`` yourself.
-            scaler: The gradient scaler of ``wrap_scaler``, to step through. Leave it out with ``use_amp``.
+            scaler: The gradient scaler that was passed to ``wrap_scaler``, which then steps the optimizer. Leave it out
+                with ``use_amp``.
 
         Raises:
             InternalException: Training has not begun, or the block of ``init`` has ended.
-            InvalidExperimentException: ``auto_zero_grads`` is False although gradients are aggregated; or on several
-                processes the optimizer has parameters of no wrapped model.
+            InvalidExperimentException: ``auto_zero_grads`` is False although gradients are aggregated; or, on several
+                processes, the optimizer has parameters that do not belong to any wrapped model.
 
         Example:
             >>> import torch
@@ -447,9 +451,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         self._open.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def to_device(self, data: _T) -> _T:
-        """Move data to the device; batches of the loaders are there already.
+        """Move data to the device.
 
-        Use it for other data, and in ``evaluate_full_dataset``.
+        Batches from the loaders are already on the device. Use this method for other data, and in
+        ``evaluate_full_dataset``.
 
         Args:
             data: Tensors, NumPy arrays, objects with a ``to`` method, and dicts, lists and tuples of these. Anything
@@ -517,8 +522,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def is_epoch_end(self) -> bool:
         """Return whether the current batch is the last of its epoch.
 
-        Call it in ``train_batch``, for example to log once in an epoch. It is always False if the training loader has
-        no length.
+        Call it in ``train_batch``, for example to log once per epoch. It is always False if the training loader has no
+        length.
 
         Raises:
             InternalException: Training has not begun.
@@ -536,8 +541,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_initial_batch(self) -> int:
         """Return the index of the first batch that this ``fit`` trains, counted from 0.
 
-        It is 0 if the training starts from the beginning, or else the number of batches before the checkpoint. It is
-        known once ``fit`` has read the checkpoint, for example in ``on_training_start`` of a callback; before, it is 0.
+        The index is 0 if the training starts from the beginning. Otherwise, it is the number of batches that were
+        trained before the checkpoint was saved. It is known as soon as ``fit`` has read the checkpoint, for example in
+        ``on_training_start`` of a callback. Until then, it is 0.
 
         Example:
             >>> import pa_trial
@@ -550,19 +556,19 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_experiment_id(self) -> int:
         """Return 0, because there is a single experiment without a cluster.
 
-        It exists for scripts for Determined that name files by it; name files by your own identifier instead.
+        It exists for scripts for Determined that use it in file names. In new code, use your own identifier instead.
         """
         return 0
 
     def get_trial_id(self) -> int:
         """Return 0, because there is a single trial without a cluster.
 
-        It exists for scripts for Determined that name files by it; name files by your own identifier instead.
+        It exists for scripts for Determined that use it in file names. In new code, use your own identifier instead.
         """
         return 0
 
     def get_trial_seed(self) -> int:
-        """Return the seed that was passed to ``init``, for random number generators of the trial.
+        """Return the seed that was passed to ``init``, for the trial's own random number generators.
 
         ``init`` has seeded the global generators of Python, NumPy and torch with it.
 
@@ -586,8 +592,8 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_stop_requested(self) -> bool:
         """Return whether a stop of the training was requested on this process.
 
-        ``set_stop_requested(True)`` and the signals of ``init(stop_on_signals=...)`` request it. A request of another
-        process is only visible once all processes have agreed to stop, which they do after the same batch.
+        ``set_stop_requested(True)`` and the signals in ``init(stop_on_signals=...)`` request a stop. A request on a
+        different process is visible only when all processes have agreed to stop, which they do after the same batch.
 
         Example:
             >>> import pa_trial
@@ -599,10 +605,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop of the training, which saves a checkpoint, and after which ``fit`` returns.
+        """Request a stop of the training; ``fit`` then saves a checkpoint and returns.
 
-        Call it in the trial or a callback, for example to stop early by a metric. The training stops at the next
-        report, validation or checkpoint. A request on any process stops all of them.
+        Call it in the trial or a callback, for example to stop early when a metric is good enough. The training stops
+        at the next report, validation or checkpoint. A request on any process stops all of them.
 
         Args:
             stop_requested: True to request it, False to withdraw the request.
@@ -626,15 +632,16 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_latest_checkpoint(self) -> str | None:
         """Return the newest intact checkpoint in the folder of ``init(checkpoint_dir=...)``.
 
-        Pass it to ``fit`` as ``latest_checkpoint``, and a script resumes where it was interrupted. Every process must
-        call this. Damaged checkpoints are skipped with a warning; Determined's own checkpoints are not found.
+        Pass the returned name to ``fit`` as ``latest_checkpoint``, so that a script resumes where it was interrupted.
+        Every process must call this method. Damaged checkpoints are skipped with a warning; Determined's own
+        checkpoints are not found.
 
         Returns:
-            The name of the checkpoint; None if the folder has none.
+            The name of the checkpoint; None if the folder has no such checkpoint.
 
         Raises:
-            ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
-                all trainings share may belong to another training.
+            ConfigurationError: ``init`` was called without ``checkpoint_dir``. Without it, all trainings share a
+                folder, and the newest checkpoint there may belong to a different training.
             InternalException: The block of ``init`` has ended.
 
         Example:
@@ -657,7 +664,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Return the folder of ``init(tensorboard_path=...)``, for example to write your own files next to the events.
 
         Returns:
-            A ``pathlib.Path``; None if no folder was passed. TensorBoard then writes to a new folder below ``runs``.
+            A ``pathlib.Path``; None if no folder was passed. TensorBoard then writes to a new folder in ``runs``.
 
         Example:
             >>> import pa_trial
@@ -670,9 +677,9 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_tensorboard_writer(self) -> SummaryWriter:
         """Return the ``torch.utils.tensorboard.SummaryWriter`` of this training.
 
-        Use it for images, histograms and text; metrics are written automatically. The writer is created in the first
-        call, and ``init`` closes it. Each process has its own writer: processes other than the chief write to a
-        subfolder.
+        Use it for images, histograms and text; metrics are written automatically. The writer is created by the first
+        call, and is closed at the end of the ``init`` block. Each process has its own writer. Processes other than the
+        chief write to a subfolder.
 
         Raises:
             InternalException: The block of ``init`` has ended.
@@ -690,16 +697,16 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
     def get_enable_tensorboard_logging(self) -> bool:
         """Return whether ``fit`` writes metrics for TensorBoard.
 
-        ``init(enable_tensorboard_logging=...)`` sets it, True by default, and ``set_enable_tensorboard_logging``
-        changes it.
+        ``init(enable_tensorboard_logging=...)`` sets this value, which is True by default, and
+        ``set_enable_tensorboard_logging`` changes it.
         """
         return self._parts.logs_to_tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
         """Set whether ``fit`` writes metrics for TensorBoard from now on.
 
-        Call it in the trial or a callback to change the value that was passed to ``init``. A writer of
-        ``get_tensorboard_writer`` is not affected.
+        Call it in the trial or a callback to change the value that was passed to ``init``. A writer that
+        ``get_tensorboard_writer`` returned is not affected.
 
         Args:
             enable_tensorboard_logging: True to write them, False to stop.
@@ -720,7 +727,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
 
     @property
     def profiler(self) -> profile | None:
-        """The ``torch.profiler.profile`` that ``set_profiler`` made; None if it was not called.
+        """The ``torch.profiler.profile`` that ``set_profiler`` created; None if ``set_profiler`` was not called.
 
         Read it, for example, to print ``context.profiler.key_averages()`` after ``fit``.
         """
@@ -730,7 +737,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Profile the training with ``torch.profiler``; traces are written to the TensorBoard folder.
 
         Call it in ``__init__`` of the trial, or before ``fit``, which starts the profiler and steps it after each
-        batch. Without a schedule, it records the whole training, which needs much memory.
+        batch. Without a schedule, the profiler records the whole training, and needs much memory for that.
 
         Args:
             args: Positional arguments of ``torch.profiler.profile``.

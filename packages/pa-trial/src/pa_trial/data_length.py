@@ -26,7 +26,7 @@ def data_length(data: Any) -> int:
 
     Raises:
         ConfigurationError: A dict, a list or a tuple is empty. The error is also a ``ValueError``.
-        ArgumentTypeError: The batch, or its first value, has no length, or is of another type. The error is also a
+        ArgumentTypeError: The batch, or its first value, has no length, or has a different type. The error is also a
             ``TypeError``.
 
     Example:

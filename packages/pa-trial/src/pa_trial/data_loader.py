@@ -24,33 +24,34 @@ _SampleT = TypeVar("_SampleT", default=Any)
 class DataLoader(Generic[_SampleT]):
     """The data loader that a trial returns from its ``build_*_data_loader`` methods.
 
-    It has the arguments, defaults and checks of torch's ``DataLoader``. ``fit`` divides its batches among the
+    It has the same arguments, defaults and checks as torch's ``DataLoader``. ``fit`` divides its batches among the
     processes, so pass the batch size of a single process and no ``DistributedSampler``. For an ``IterableDataset``,
-    return a loader of torch, after ``context.experimental.disable_dataset_reproducibility_checks()``.
+    return a torch loader, after ``context.experimental.disable_dataset_reproducibility_checks()``.
 
     In training, the random order of an epoch depends only on the seed of the run and the epoch number; random
-    augmentation also depends on the sample. So all processes agree on the order, and a resumed training sees the same
-    samples as an uninterrupted training, without loading earlier samples again. You can also iterate over it yourself:
-    ``len()`` and ``iter()`` are over all batches, without sharding.
+    augmentation also depends on the sample. Therefore, all processes use the same order, and a resumed training uses
+    the same samples as an uninterrupted training, without loading earlier samples again. You can also iterate over it
+    yourself: ``len()`` and ``iter()`` are over all batches, without sharding.
 
     Args:
-        dataset: A dataset with a length, whose samples are found by index.
-        batch_size: The number of samples of a batch of each process; pass ``context.get_per_slot_batch_size()``.
+        dataset: A dataset with a length, whose samples are accessed by index.
+        batch_size: The number of samples in a batch on each process; pass ``context.get_per_slot_batch_size()``.
         shuffle: Whether each epoch has a different random order. Pass True for training; the default, False, suits
             validation.
-        sampler: Decides the order instead of ``shuffle``; it is iterated over again for each epoch.
-        batch_sampler: Decides the batches instead. Leave out ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``
-            then.
-        num_workers: The number of processes that load ahead. The default, 0, loads in this process, which is right for
-            data in memory.
+        sampler: A sampler that determines the order instead of ``shuffle``. It is iterated over again for each epoch.
+        batch_sampler: A batch sampler that determines the batches. If you pass it, leave out ``batch_size``,
+            ``shuffle``, ``sampler`` and ``drop_last``.
+        num_workers: The number of processes that load samples in advance. With the default, 0, samples are loaded in
+            this process, which is right for data in memory.
         collate_fn: Makes a batch from a list of samples; by default torch's own collation, which stacks tensors.
-        pin_memory: Whether to copy batches into pinned memory, from which they move to a GPU faster. It is off by
-            default because it takes memory and has no use on a CPU.
-        drop_last: Whether to leave out the samples that do not fill a batch; by default they are a smaller batch.
+        pin_memory: Whether to copy batches into pinned memory, from which they are copied to a GPU faster. The default
+            is False, because pinning takes memory and has no use on a CPU.
+        drop_last: Whether to leave out the samples that do not fill a batch; by default, they form a smaller batch.
         timeout: The number of seconds to wait for a worker; 0, the default, waits forever.
         worker_init_fn: Called in each worker with its number, from 0.
-        multiprocessing_context: How workers are started, such as ``"fork"``; by default as torch does on this system.
-        generator: Its seed decides the random order. By default the seed of the run does.
+        multiprocessing_context: How workers are started, such as ``"fork"``; by default, in the same way as torch
+            starts them on this system.
+        generator: A generator whose seed determines the random order. By default, the seed of the run determines it.
         prefetch_factor: The number of batches that each worker loads ahead; by default 2.
         persistent_workers: Whether to keep validation workers for the next validation. Training workers always persist.
 
@@ -155,11 +156,11 @@ class DataLoader(Generic[_SampleT]):
         *,
         seed: int | None = None,
     ) -> TorchDataLoader[Any]:
-        """Return a loader of torch over the share of a process; ``fit`` calls it.
+        """Return a torch loader over the share of a process; ``fit`` calls it.
 
         Call it yourself to look at the batches of a process, or in your own loop. Batches are first repeated, then
-        shared out, then skipped. So if the number of processes does not divide the number of batches, a process gets
-        other batches in the next epoch.
+        divided among the processes, and then skipped. If the number of batches is not a multiple of the number of
+        processes, a process therefore gets different batches in the next epoch.
 
         Args:
             repeat: Whether the batches are repeated without end, as in training. The default, False, yields a single
@@ -168,9 +169,9 @@ class DataLoader(Generic[_SampleT]):
             num_replicas: The number of processes that share the batches: batch i is for process ``i % num_replicas``.
                 The default, 1, yields all batches.
             rank: The number of this process, from 0.
-            seed: Decides the random order and the random numbers of augmentation, as in training. By default the global
-                random number generators decide, as for a loader of torch, and processes agree only if they have the
-                same seeds.
+            seed: The seed that determines the random order and the random numbers of augmentation, as in training. By
+                default, the global random number generators determine them, as in a torch loader, and the processes
+                have the same order only if these generators have the same seeds.
 
         Returns:
             A ``torch.utils.data.DataLoader``.

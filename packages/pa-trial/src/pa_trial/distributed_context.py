@@ -17,18 +17,19 @@ _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 class DistributedContext:
     """The ranks of the processes of a training, and collectives that exchange Python values between them.
 
-    Use it as ``context.distributed`` in a trial; ``init`` makes it. It is for small values that coordinate work,
-    because values are pickled. For tensors during training, use torch's collectives. Construct it yourself only outside
-    of a trial, or to pass it to ``init(distributed=...)``; `from_torch_distributed` reads the numbers that torchrun
-    sets.
+    In a trial, use ``context.distributed``, which ``init`` creates. Exchange only small values that coordinate work,
+    because values are pickled. For tensors during training, use torch's collectives. Create a context yourself only
+    outside of a trial, or to pass it to ``init(distributed=...)``; `from_torch_distributed` reads the numbers that
+    torchrun sets.
 
     All ranks must make the same calls in the same order. The ranks may be processes, or threads of a process, each with
-    its own context. The first call that needs connections makes them: over torch's process group if it has this size,
-    or else over the connections of torchrun. Only if there is neither, the chief (rank 0) listens on ``pub_port +
-    port_offset``. The six numbers are passed together; without them, this process is the only rank.
+    its own context. The first call that needs connections opens them. It uses torch's process group if the group has
+    this size, or else the connections of torchrun. Only if there is neither, the chief (rank 0) listens on
+    ``pub_port + port_offset``. Pass either all of the first six arguments or none of them; without them, this process
+    is the only rank.
 
     Args:
-        rank: The index of this process among all, from 0.
+        rank: The index of this process among all processes, from 0.
         size: The number of processes.
         local_rank: The index of this process on its machine, from 0.
         local_size: The number of processes on this machine.
@@ -36,20 +37,20 @@ class DistributedContext:
         cross_size: The number of machines.
         chief_ip: The address of the machine of rank 0; needed only if there are several machines.
         pub_port: The port on which the chief listens if the processes are not connected yet. The default is
-            Determined's.
-        pull_port: Not used: connected ranks exchange values over gloo, between any free ports.
-        port_offset: Added to the port, so that trainings on the same machine do not collide.
+            Determined's port.
+        pull_port: Not used, because connected ranks exchange values over gloo, on any free ports.
+        port_offset: A number that is added to the port, so that trainings on the same machine do not use the same port.
         force_tcp: Not used, as all connections are made by TCP.
         max_wait_seconds: The number of seconds that a rank waits for another rank in a call; the default is ten
             minutes, and None waits forever.
 
     Attributes:
-        rank: As passed, like ``size``, ``local_rank``, ``local_size``, ``cross_rank`` and ``cross_size``. Without these
-            numbers, ranks are 0 and sizes 1.
+        rank: As passed. ``size``, ``local_rank``, ``local_size``, ``cross_rank`` and ``cross_size`` are also
+            attributes. If these arguments were not passed, the ranks are 0 and the sizes are 1.
 
     Raises:
         ConfigurationError: Some of the six numbers are missing, or they do not fit together.
-        UsageError: There are several machines, and no ``chief_ip``.
+        UsageError: There are several machines, but no ``chief_ip`` was passed.
 
     Example:
         >>> from pa_trial import DistributedContext
@@ -95,9 +96,9 @@ class DistributedContext:
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
         """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
 
-        ``init`` calls it by default, so call it only to exchange values outside of a trial, or to choose the wait.
-        Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank. Without the variables for several machines,
-        all processes are on this machine.
+        ``init`` calls it by default, so call it only to exchange values outside of a trial, or to choose the maximum
+        waiting time. Without ``RANK`` and ``WORLD_SIZE``, this process is the only rank. Without the variables for
+        several machines, all processes are on this machine.
 
         Args:
             chief_ip: The address of the machine of rank 0. The default, None, reads it from ``DET_CHIEF_IP`` or else
@@ -110,7 +111,7 @@ class DistributedContext:
 
         Raises:
             ConfigurationError: The variables do not fit together.
-            UsageError: There are several machines, and no address of rank 0.
+            UsageError: There are several machines, but the address of rank 0 is not known.
 
         Example:
             >>> from pa_trial import DistributedContext
@@ -138,7 +139,7 @@ class DistributedContext:
 
         Raises:
             ConfigurationError: The variables do not fit together.
-            UsageError: There are several machines, and no address of rank 0.
+            UsageError: There are several machines, but the address of rank 0 is not known.
 
         Example:
             >>> import pa_trial
@@ -153,8 +154,8 @@ class DistributedContext:
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> Self:
         """Return the context of a process that Horovod has started, to exchange Python values in a script for Horovod.
 
-        Only its six numbers are read. It cannot train: ``Trainer.fit`` exchanges gradients between processes that
-        torchrun has started.
+        Only ranks and sizes are read from Horovod. You cannot train with this context, because ``Trainer.fit``
+        exchanges gradients only between processes that torchrun has started.
 
         Args:
             hvd: The ``horovod.torch`` module, after ``hvd.init()``.
@@ -165,7 +166,7 @@ class DistributedContext:
             The context; use it in a ``with`` statement, or call ``close`` at the end.
 
         Raises:
-            UsageError: There are several machines, and no address of rank 0.
+            UsageError: There are several machines, but the address of rank 0 is not known.
 
         Example::
 
@@ -179,7 +180,10 @@ class DistributedContext:
         return cls(**{name: getattr(hvd, name)() for name in _NUMBERS}, chief_ip=_chief_ip(chief_ip))
 
     def get_rank(self) -> int:
-        """Return the index of this process among all, from 0; 0 is the chief. The ``rank`` attribute is the same."""
+        """Return the index of this process among all processes, from 0; it is 0 on the chief.
+
+        The ``rank`` attribute is the same.
+        """
         return self.rank
 
     def get_local_rank(self) -> int:
@@ -200,14 +204,14 @@ class DistributedContext:
     def gather(self, stuff: _T) -> list[_T] | None:
         """Return the values of all ranks on the chief, and None on other ranks.
 
-        Use it to log or write something about all processes. Every rank has to call it; `allgather` returns the values
-        on all of them.
+        Use it to log or write something about all processes. Every rank has to call it. `allgather` returns the values
+        on all ranks.
 
         Args:
             stuff: A picklable value.
 
         Returns:
-            On rank 0 a list with the value of each rank, in their order; None on other ranks.
+            On rank 0, a list with the value of each rank, in their order; None on other ranks.
 
         Raises:
             InternalException: The context is closed, or the chief cannot be reached.
@@ -225,10 +229,10 @@ class DistributedContext:
         return everything if self.rank == 0 else None
 
     def allgather(self, stuff: _T) -> list[_T]:
-        """Return the values of all ranks on all of them.
+        """Return the values of all ranks on every rank.
 
-        Use it if each process needs the values of the others. Every rank has to call it; `gather` returns the values on
-        the chief alone.
+        Use it if each process needs the values of the others. Every rank has to call it. `gather` returns the values
+        only on the chief.
 
         Args:
             stuff: A picklable value.
@@ -281,7 +285,7 @@ class DistributedContext:
             stuff: A picklable value.
 
         Returns:
-            On ``local_rank`` 0 a list with the value of each rank of the machine, in their order; None on the others.
+            On ``local_rank`` 0, a list with the value of each rank of the machine, in their order; None on the others.
 
         Raises:
             InternalException: The context is closed, or the chief cannot be reached.
@@ -297,7 +301,7 @@ class DistributedContext:
         return everything if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: _T) -> list[_T]:
-        """Return the values of all ranks of this machine on each of them.
+        """Return the values of all ranks on this machine on each of these ranks.
 
         Every rank of the machine has to call it. `allgather` does the same for all machines together.
 
@@ -322,8 +326,8 @@ class DistributedContext:
     def broadcast_local(self, stuff: _T | None = None) -> _T | None:
         """Return the value of this machine's first rank on all ranks of the machine.
 
-        Use it for a decision of each machine, such as a folder on its disk. Every rank of the machine has to call it.
-        `broadcast` does the same for all machines together.
+        Use it for a decision that each machine makes separately, such as a folder on its disk. Every rank of the
+        machine has to call it. `broadcast` does the same for all machines together.
 
         Args:
             stuff: A picklable value; only the value of ``local_rank`` 0 is used, so other ranks can leave it out.
@@ -347,7 +351,7 @@ class DistributedContext:
         """End the connections; collectives raise ``InternalException`` afterwards.
 
         A ``with`` statement calls it, and ``init`` calls it for ``context.distributed``. Call it yourself only for a
-        context that you made without ``with``. A second call does nothing.
+        context that you created without ``with``. A second call does nothing.
         """
         self._is_closed = True
         self._groups = None

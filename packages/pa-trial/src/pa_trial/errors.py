@@ -6,9 +6,9 @@ from pa_checkpoint import CheckpointError, CheckpointNotFoundError, ExplainedErr
 
 
 class ConfigurationError(ExplainedError, ValueError):
-    """An argument has a value that cannot work; the base class of several errors of trials.
+    """An argument has an invalid value; the base class of several errors of trials.
 
-    It is a ``ValueError``. Its message names the given value and the remedy; the parts of the message are the
+    It is a ``ValueError``. Its message names the given value and the remedy. The parts of the message are in the
     attributes ``problem``, ``given``, ``expected`` and ``do``.
     """
 
@@ -16,26 +16,26 @@ class ConfigurationError(ExplainedError, ValueError):
 class ArgumentTypeError(ExplainedError, TypeError):
     """An argument has the wrong type; the base class of several errors of trials.
 
-    It is a ``TypeError``. Its message names the given value and the remedy; the parts of the message are the attributes
-    ``problem``, ``given``, ``expected`` and ``do``.
+    It is a ``TypeError``. Its message names the given value and the remedy. The parts of the message are in the
+    attributes ``problem``, ``given``, ``expected`` and ``do``.
     """
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
     """Every argument is valid, but this environment or combination is not supported.
 
-    It is a ``RuntimeError``. Its message names the problem and the remedy; the parts of the message are the attributes
-    ``problem``, ``given``, ``expected`` and ``do``.
+    It is a ``RuntimeError``. Its message names the problem and the remedy. The parts of the message are in the
+    attributes ``problem``, ``given``, ``expected`` and ``do``.
     """
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or a call to its context, cannot work as it is written; change the script as the message says.
+    """A trial is incomplete, or a method of its context was used in a wrong way; change the script as the message says.
 
-    ``init`` raises it for settings, such as a batch size that is smaller than the number of processes. The ``wrap_``
-    methods of the context and ``step_optimizer`` raise it for wrong uses, and ``Trainer.fit`` for an incomplete trial,
-    for example without a wrapped model. It is a ``ValueError``. For hyperparameters that your own code rejects, raise
-    ``InvalidHP`` instead.
+    ``init`` raises it for invalid settings, such as a batch size that is smaller than the number of processes. The
+    ``wrap_`` methods of the context and ``step_optimizer`` raise it if they are used in a wrong way, and
+    ``Trainer.fit`` for an incomplete trial, for example without a wrapped model. It is a ``ValueError``. For
+    hyperparameters that your own code rejects, raise ``InvalidHP`` instead.
 
     Args:
         problem: A sentence that names the problem.
@@ -44,7 +44,7 @@ class InvalidExperimentException(ConfigurationError):
         do: The change that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -58,7 +58,7 @@ class InvalidExperimentException(ConfigurationError):
 
 
 class InternalException(ExplainedError, RuntimeError):
-    """Something was requested at the wrong time: before ``fit``, during it, or after the block of ``init``.
+    """A method was called at the wrong time: before ``fit``, during ``fit``, or after the block of ``init``.
 
     The methods of the context raise it, for example ``current_train_batch`` before training and ``wrap_model`` during
     it. ``Trainer`` and the collectives of a ``DistributedContext`` raise it after the block of ``init`` has ended. It
@@ -71,7 +71,7 @@ class InternalException(ExplainedError, RuntimeError):
         do: The place to call it from instead.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -85,12 +85,12 @@ class InternalException(ExplainedError, RuntimeError):
 
 
 class InvalidCheckpointException(CheckpointError):
-    """A checkpoint is damaged or belongs to another trial; nothing was loaded from it.
+    """A checkpoint is damaged or belongs to a different trial; nothing was loaded from it.
 
     ``Trainer.fit`` raises it for ``latest_checkpoint`` and ``warm_start``, and ``load_trial_from_checkpoint_path`` for
-    its path. It is a ``pa_checkpoint.CheckpointError``, so a ``RuntimeError`` and not a ``ValueError``. Pass an intact
-    checkpoint of the same trial: ``context.get_latest_checkpoint()`` returns the newest intact checkpoint of a folder.
-    If there is no checkpoint at all, ``CheckpointNotFound`` or ``NoCheckpointError`` is raised instead.
+    its path. It is a ``pa_checkpoint.CheckpointError``, and therefore a ``RuntimeError`` and not a ``ValueError``. Pass
+    an intact checkpoint of the same trial: ``context.get_latest_checkpoint()`` returns the newest intact checkpoint of
+    a folder. If there is no checkpoint at all, ``CheckpointNotFound`` or ``NoCheckpointError`` is raised instead.
 
     Args:
         problem: A sentence that names the problem.
@@ -99,7 +99,7 @@ class InvalidCheckpointException(CheckpointError):
         do: The action that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -127,7 +127,7 @@ class CheckpointNotFound(CheckpointNotFoundError):
         do: The action that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -140,11 +140,11 @@ class CheckpointNotFound(CheckpointNotFoundError):
 
 
 class NoCheckpointError(CheckpointNotFound, AssertionError):
-    """The folder passed to ``load_trial_from_checkpoint_path`` has none of the files of a checkpoint.
+    """The folder passed to ``load_trial_from_checkpoint_path`` does not contain any checkpoint files.
 
-    Only that function raises it; ``Trainer.fit`` raises its base class ``CheckpointNotFound``. It is an
-    ``AssertionError`` as well, so ``except`` clauses of scripts for Determined still catch it. Pass the folder of a
-    checkpoint: a subfolder of ``init(checkpoint_dir=...)`` with the name of a checkpoint.
+    Only this function raises the error; ``Trainer.fit`` raises the base class, ``CheckpointNotFound``. It is also an
+    ``AssertionError``, so ``except`` clauses of scripts for Determined still catch it. Pass the folder of a checkpoint,
+    which is a subfolder of ``init(checkpoint_dir=...)`` with the name of the checkpoint.
 
     Args:
         problem: A sentence that names the problem.
@@ -153,7 +153,7 @@ class NoCheckpointError(CheckpointNotFound, AssertionError):
         do: The action that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -179,7 +179,7 @@ class CheckFailedError(ExplainedError, ValueError):
         do: The change that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -200,8 +200,8 @@ class NoMetricsError(ArgumentTypeError, AttributeError):
     """A method of a trial returned a value without metrics, such as None.
 
     ``Trainer.fit`` raises it after ``train_batch``, ``evaluate_batch`` or ``evaluate_full_dataset``. It is a
-    ``TypeError``, and an ``AttributeError`` too, as in Determined. Add the missing ``return``: a dictionary of metrics
-    by name, or from ``train_batch`` also the loss alone, a tensor.
+    ``TypeError`` and, as in Determined, also an ``AttributeError``. Add the missing ``return``. Return a dictionary of
+    metrics by name; ``train_batch`` may also return only the loss, a tensor.
 
     Args:
         problem: A sentence that names the method and the type of its return value.
@@ -210,7 +210,7 @@ class NoMetricsError(ArgumentTypeError, AttributeError):
         do: The change that solves the problem.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -231,12 +231,12 @@ class EmptyLoaderError(ConfigurationError, RuntimeError):
 
     Args:
         problem: A sentence that names the loader.
-        given: The class of the loader, and how it is empty.
+        given: The class of the loader, and in which way it is empty.
         expected: Empty: the problem describes it.
         do: The things to check.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -251,12 +251,12 @@ class EmptyLoaderError(ConfigurationError, RuntimeError):
 class UsageError(ArgumentTypeError, AssertionError):
     """An argument has the wrong type, or a method of the trial returned a value of the wrong type.
 
-    These calls raise it: ``context.set_stop_requested``, ``context.set_enable_tensorboard_logging`` and ``Trainer.fit``
-    for a value that is not a bool; ``context.wrap_reducer`` for something that cannot reduce, or that was wrapped
-    already; ``Trainer.fit`` if ``build_callbacks`` returns no dictionary of callbacks or a loader method returns no
-    loader; and ``DistributedContext`` on several machines without ``chief_ip``. It is a ``TypeError``, and an
-    ``AssertionError`` too, so ``except`` clauses of scripts for Determined still catch it. Pass or return a value of
-    the type that the message names.
+    The following calls raise it: ``context.set_stop_requested``, ``context.set_enable_tensorboard_logging`` and
+    ``Trainer.fit`` for a value that is not a bool; ``context.wrap_reducer`` for something that is not a reducer, or is
+    wrapped already; ``Trainer.fit`` if ``build_callbacks`` does not return a dictionary of callbacks or a loader method
+    does not return a loader; and ``DistributedContext`` on several machines without ``chief_ip``. It is a ``TypeError``
+    and also an ``AssertionError``, so ``except`` clauses of scripts for Determined still catch it. Pass or return a
+    value of the type that the message names.
 
     Args:
         problem: A sentence that names the argument or the method, and the value.
@@ -265,7 +265,7 @@ class UsageError(ArgumentTypeError, AssertionError):
         do: The change that solves the problem; empty if the problem says everything.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -281,10 +281,10 @@ class UsageError(ArgumentTypeError, AssertionError):
 class MetricReducerError(UsageError, ValueError):
     """A metric reducer failed, or returned a value that does not fit its name.
 
-    ``Trainer.fit`` raises it at the end of a training workload or a validation. The error that a method of the reducer
-    raised is its ``__cause__``. Without a cause, ``cross_slot_reduce`` returned a dictionary although the reducer was
-    wrapped with a name, or no dictionary although it was wrapped without a name. It is a ``UsageError``, so a
-    ``TypeError``, and a ``ValueError`` too.
+    ``Trainer.fit`` raises it at the end of a training workload or a validation. If a method of the reducer raised an
+    error, that error is the ``__cause__``. If there is no cause, ``cross_slot_reduce`` returned a dictionary although
+    the reducer was wrapped with a name, or no dictionary although it was wrapped without a name. It is a
+    ``UsageError``, and therefore a ``TypeError``, and also a ``ValueError``.
 
     Args:
         problem: A sentence that names the reducer, its method and the error.
@@ -293,7 +293,7 @@ class MetricReducerError(UsageError, ValueError):
         do: The change that solves the problem; empty if a method failed.
 
     Attributes:
-        problem: As passed, like ``given``, ``expected`` and ``do``.
+        problem: As passed. ``given``, ``expected`` and ``do`` are also attributes.
 
     Example:
         >>> import pa_trial
@@ -306,16 +306,17 @@ class MetricReducerError(UsageError, ValueError):
 
 
 class InvalidHP(Exception):  # the documented name
-    """Raise this in a trial whose hyperparameters cannot work; the program then exits cleanly with status 0.
+    """Raise this in a trial whose hyperparameters are invalid; the program then exits cleanly with status 0.
 
     Raise it in ``__init__`` or any other method of the trial, within the ``with`` block of ``init``, which turns it
-    into ``SystemExit(0)``. To a search over hyperparameters, the trial has then ended, and not failed. If it is raised
-    in the course of training, ``fit`` saves a checkpoint first, unless the last checkpoint is current. It is a plain
-    ``Exception``: pass a message, which is logged as a warning. ``InvalidExperimentException`` is what the library
-    raises for a script that cannot work.
+    into ``SystemExit(0)``. A hyperparameter search then treats the trial as ended, and not as failed. If the error is
+    raised during training, ``fit`` first saves a checkpoint, unless the last checkpoint is current. The class is a
+    plain ``Exception``. Pass a message, which is logged as a warning. For an incorrect script, the library itself
+    raises ``InvalidExperimentException``.
 
-    On several processes, raise it on all of them; a condition on the hyperparameters alone does so. If a single process
-    raises it, that process ends without a checkpoint, which needs all processes, and the launcher ends the others.
+    On several processes, raise it on all of them. This is always the case if the condition depends only on the
+    hyperparameters. If a single process raises it, that process ends without a checkpoint, because saving needs all
+    processes, and the launcher ends the others.
 
     Example:
         >>> import pa_trial

@@ -19,8 +19,8 @@ class _Parent(Protocol):
 class PyTorchExperimentalContext(WrapsReducers):
     """Options for custom data and mixed precision, which Determined calls experimental.
 
-    Every context has an instance as ``context.experimental``; you never construct it. Call its methods in ``__init__``
-    of the trial.
+    Every context has an instance as ``context.experimental``; you need not create one yourself. Call its methods in
+    ``__init__`` of the trial.
 
     Args:
         parent: The context that it belongs to.
@@ -48,16 +48,16 @@ class PyTorchExperimentalContext(WrapsReducers):
         """Leave batches where the loader puts them, usually on the CPU.
 
         Call it in ``__init__`` of the trial, for example to move only a part of each batch, and move batches yourself
-        with ``context.to_device``. The example of `PyTorchExperimentalContext` calls it.
+        with ``context.to_device``. See the example in `PyTorchExperimentalContext`.
         """
         self.moves_batches = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders of torch, for example of an ``IterableDataset``.
+        """Allow torch loaders, for example for an ``IterableDataset``.
 
-        Call it in ``__init__`` of the trial. Loaders of torch are not divided among the processes, and a resumed
-        training does not skip samples that it has seen: you have to do both. Without this call, ``fit`` raises an error
-        for such loaders.
+        Call it in ``__init__`` of the trial. Torch loaders are not divided among the processes, and a resumed training
+        does not skip the samples that were already used, so you have to do both yourself. Without this call, ``fit``
+        raises an error for such loaders.
 
         Example:
             >>> import torch
@@ -72,8 +72,8 @@ class PyTorchExperimentalContext(WrapsReducers):
         """Compute forward passes in float16 mixed precision, and scale losses and gradients.
 
         Call it in ``__init__`` of the trial, before models are wrapped, and without ``wrap_scaler``; then call
-        ``backward`` and ``step_optimizer`` as usual. It uses float16 on a CUDA device. On other devices it has no
-        effect, with a warning. For bfloat16, enter ``torch.autocast`` in ``train_batch`` yourself.
+        ``backward`` and ``step_optimizer`` as usual. It uses float16 on a CUDA device. On other devices, it has no
+        effect except a warning. For bfloat16, enter ``torch.autocast`` in ``train_batch`` yourself.
 
         Raises:
             InternalException: The ``with`` block of ``init`` has ended.

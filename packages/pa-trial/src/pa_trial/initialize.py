@@ -41,54 +41,55 @@ def init(
     samples_per_update: int | None = None,
     per_device_batch_size: int | None = None,
 ) -> AbstractContextManager[PyTorchTrialContext]:
-    """Make the context of a trial, which begins and ends with the ``with`` block.
+    """Create the context of a trial, which begins and ends with the ``with`` block.
 
     Create the trial and its ``Trainer`` within the block. Under torchrun and ``accelerate launch``, the processes are
-    connected, with NCCL on GPUs and Gloo on CPUs, unless the script has done so. If an ``InvalidHP`` leaves the block,
-    the program exits cleanly with status 0.
+    connected, with NCCL on GPUs and Gloo on CPUs, unless the script has already connected them. If an ``InvalidHP``
+    leaves the block, the program exits cleanly with status 0.
 
     Args:
         hparams: Hyperparameters by name, for ``context.get_hparam``. "global_batch_size" is the number of samples in a
             batch of all processes together.
         exp_conf: The experiment configuration, for ``context.get_experiment_config``. Its entries ``searcher.metric``,
             ``searcher.smaller_is_better``, ``scheduling_unit``, ``min_checkpoint_period`` and ``min_validation_period``
-            are the defaults of the arguments of ``init`` and ``fit``.
+            are the defaults for the arguments of ``init`` and ``fit``.
         distributed: The number of processes and the rank of this process. By default, both are read from the
             environment.
-        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step. The default,
-            1, steps after each batch.
+        aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step. With the
+            default, 1, the optimizer steps after each batch.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard, by default True.
-        checkpoint_dir: The folder for checkpoints. The default is Determined's, which all local trainings of a user
-            share: ``$XDG_DATA_HOME/determined`` on Linux. Pass a folder to resume with
+        checkpoint_dir: The folder for checkpoints. The default is Determined's folder, ``$XDG_DATA_HOME/determined`` on
+            Linux, which all local trainings of a user share. Pass a folder to resume with
             ``context.get_latest_checkpoint()``.
-        tensorboard_path: The folder for TensorBoard; by default a new folder below ``runs``.
-        seed: Seeds Python, NumPy and torch with the same value in all processes, and makes order and draws of the
-            samples the same in each training. From 0 to ``2**32 - 1``. By default, nothing is seeded.
+        tensorboard_path: The folder for TensorBoard; by default, a new folder in ``runs``.
+        seed: A number from 0 to ``2**32 - 1`` with which Python, NumPy and torch are seeded on all processes. With a
+            seed, the order of the samples and their random draws are the same in each training. By default, nothing is
+            seeded.
         metric: The validation metric that the checkpoint policy "best" compares. By default, it is read from
             ``exp_conf``; without a metric, each validation counts as the best.
         smaller_is_better: Whether smaller values of the metric are better. The default is the value in ``exp_conf``, or
             True, which is right for a loss.
-        max_checkpoints: The number of checkpoints to keep, the newest and the best; the default, None, keeps all of
-            them.
+        max_checkpoints: The number of newest checkpoints to keep; the best checkpoint is kept, too. With the default,
+            None, all checkpoints are kept.
         stop_on_signals: The signals after which a checkpoint is saved and ``fit`` returns. The default is SIGTERM,
             which schedulers send before they end a job.
         max_wait_seconds: The number of seconds that a process waits for another process before it reports an error; the
             default is ten minutes, and None waits forever.
         samples_per_update: The number of samples of all processes in an optimizer step, the same on any number of
-            processes. The gradient is computed from their mean loss. ``Batch``, ``batch_idx`` and the length of an
-            epoch then count updates, and ``train_batch`` is called for each piece of an update that this process
-            computes. Pass it together with ``per_device_batch_size``, and without ``aggregation_frequency``. By
+            processes. The gradient is the gradient of the mean loss of these samples. ``Batch``, ``batch_idx`` and the
+            length of an epoch then count updates, and ``train_batch`` is called for each piece of an update that this
+            process computes. Pass it together with ``per_device_batch_size``, and without ``aggregation_frequency``. By
             default, the size of an update follows from the batches of the loader.
-        per_device_batch_size: The most samples that a process computes at a time, with ``samples_per_update``; it
-            replaces the ``batch_size`` of the training loader.
+        per_device_batch_size: The maximum number of samples that a process trains on at a time, with
+            ``samples_per_update``. It replaces the ``batch_size`` of the training loader.
 
     Returns:
         A context manager that yields the ``PyTorchTrialContext``.
 
     Raises:
         ArgumentTypeError: ``hparams`` or ``exp_conf`` is not a dictionary.
-        ConfigurationError: A value cannot work. The error is also a ``ValueError``.
-        InvalidExperimentException: A setting of the trial cannot work, for example a ``global_batch_size`` that is
+        ConfigurationError: A value is invalid. The error is also a ``ValueError``.
+        InvalidExperimentException: A setting of the trial is invalid, for example a ``global_batch_size`` that is
             smaller than the number of processes. It is a ``ConfigurationError``.
 
     Example:

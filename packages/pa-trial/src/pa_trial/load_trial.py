@@ -39,9 +39,9 @@ def load_trial_from_checkpoint_path(
 ) -> _TrialT:
     """Rebuild the trial of a checkpoint with its trained weights, to evaluate or export its models.
 
-    Its context has the hyperparameters and the experiment configuration of the training, and cannot train. Models stay
-    on the device where the trial creates them, usually the CPU. To continue a training, pass ``latest_checkpoint`` to
-    ``Trainer.fit`` instead; to start another training from the weights, pass ``warm_start``.
+    The context of this trial has the hyperparameters and the experiment configuration of the training, but it cannot
+    train. Models stay on the device on which the trial creates them, usually the CPU. To continue a training, pass
+    ``latest_checkpoint`` to ``Trainer.fit`` instead; to start a new training from the weights, pass ``warm_start``.
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.
@@ -49,10 +49,11 @@ def load_trial_from_checkpoint_path(
             such module, it is imported from the folder ``code`` of a Determined checkpoint, which runs that code.
         trial_kwargs: The arguments of its constructor in addition to the context; by default none.
         torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``; by default none.
-        hparams: Hyperparameters that replace the saved hyperparameters, for example because Determined has not saved
+        hparams: Hyperparameters that replace the saved hyperparameters, for example because Determined did not save
             them. The default, None, uses the saved hyperparameters.
         trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names. With the
-            default, False, tensors, numbers, strings and NumPy arrays are loaded, and anything else raises an error.
+            default, False, only tensors, numbers, strings and NumPy arrays are loaded, and anything else raises an
+            error.
         kwargs: Deprecated: pass ``torch_load_kwargs``.
 
     Returns:
@@ -60,7 +61,7 @@ def load_trial_from_checkpoint_path(
 
     Raises:
         NoCheckpointError: There is no checkpoint.
-        InvalidCheckpointException: It is damaged, or its weights belong to other models.
+        InvalidCheckpointException: The checkpoint is damaged, or its weights belong to different models.
         ConfigurationError: The class cannot be imported under its name, or arguments of ``torch.load`` were passed in
             both ways. The error is also a ``ValueError``.
 

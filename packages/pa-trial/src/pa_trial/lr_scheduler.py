@@ -13,14 +13,14 @@ from pa_trial.errors import ArgumentTypeError, InvalidExperimentException
 
 
 class LRScheduler:
-    """A learning rate scheduler together with the times at which it steps.
+    """A learning rate scheduler together with the times at which it is stepped.
 
-    Trials need only its ``StepMode``, for ``context.wrap_lr_scheduler``. That method makes an ``LRScheduler`` and keeps
-    it in ``context.lr_schedulers``; your trial keeps using the scheduler that it passed. Construct one only to look at
-    a schedule.
+    Trials need only its ``StepMode``, for ``context.wrap_lr_scheduler``. That method creates an ``LRScheduler`` and
+    keeps it in ``context.lr_schedulers``; your trial keeps using the scheduler that it passed. You need to create one
+    yourself only to look at a schedule.
 
     Args:
-        scheduler: A scheduler of torch, or an object with its methods ``step``, ``get_last_lr``, ``state_dict`` and
+        scheduler: A torch scheduler, or an object with the methods ``step``, ``get_last_lr``, ``state_dict`` and
             ``load_state_dict``.
         step_mode: When it steps, a member of ``LRScheduler.StepMode``.
         frequency: With n, it steps after every n-th epoch, batch or optimizer step. The default, 1, steps after each.
@@ -48,7 +48,7 @@ class LRScheduler:
     """
 
     class StepMode(Enum):
-        """When a scheduler steps; pass a member to ``context.wrap_lr_scheduler``, whose docstring has an example.
+        """When a scheduler is stepped; pass a member to ``context.wrap_lr_scheduler``, and see the example there.
 
         Attributes:
             STEP_EVERY_EPOCH: After every n-th epoch, with n the frequency.
@@ -72,8 +72,8 @@ class LRScheduler:
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the scheduler, as torch's ``step`` does.
 
-        ``fit`` calls it as often as ``steps_due`` returns, so you need not call it. With ``MANUAL_STEP``, call ``step``
-        of the scheduler that you passed. The example of `LRScheduler` calls it.
+        ``fit`` calls it as many times as ``steps_due`` returns, so you need not call it. With ``MANUAL_STEP``, call
+        ``step`` of the scheduler that you passed. See the example in `LRScheduler`.
 
         Args:
             args: Positional arguments of the scheduler's ``step``, such as the metric of a ``ReduceLROnPlateau``.
@@ -84,7 +84,7 @@ class LRScheduler:
     def get_last_lr(self) -> Sequence[Any]:
         """Return the learning rates that the last step set, for example to log them.
 
-        Before the first step, these are the initial rates. The example of `LRScheduler` calls it.
+        Before the first step, these are the initial rates. See the example in `LRScheduler`.
 
         Returns:
             A float for each parameter group of the optimizer, in their order.
@@ -114,8 +114,8 @@ class LRScheduler:
     def steps_due(self, batch_idx: int, aggregation_frequency: int, epoch_length: int) -> int:
         """Return the number of steps that the scheduler makes after a batch.
 
-        ``fit`` calls it after each batch, and then ``step`` as often. Call it yourself to look at a schedule without
-        training.
+        ``fit`` calls it after each batch, and then calls ``step`` that many times. Call it yourself to look at a
+        schedule without training.
 
         Args:
             batch_idx: The index of the batch, counted from 0 over the whole training.

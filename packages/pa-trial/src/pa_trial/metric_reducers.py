@@ -22,16 +22,16 @@ _MISSING = object()
 
 
 class CallableReducer(MetricReducer):
-    """Collects values, and passes the values of all processes to a function when a workload or a validation ends.
+    """Collects values, and passes the values from all processes to a function when a workload or a validation ends.
 
-    ``context.wrap_reducer`` returns it for a function; you rarely construct it. Call ``update`` in ``train_batch`` or
-    ``evaluate_batch``. The function is passed a flat list in the order in which a single process would have seen the
-    values, provided that ``update`` is called once for each batch. Tensors in it are on the CPU. Derive from
-    ``MetricReducer`` instead if all values would take too much memory.
+    ``context.wrap_reducer`` returns it if you pass a function, so you rarely create one yourself. Call ``update`` in
+    ``train_batch`` or ``evaluate_batch``. The function is passed a flat list of the values. They are in the order in
+    which a single process would have seen them, provided that ``update`` is called once for each batch. Tensors in the
+    list are on the CPU. If all values together would take too much memory, derive from ``MetricReducer`` instead.
 
     Args:
-        function: Takes the list of all values; returns the metric, or a dictionary of metrics by name if the reducer is
-            wrapped without a name.
+        function: A function of the list of all values that returns the metric, or a dictionary of metrics by name if
+            the reducer is wrapped without a name.
 
     Attributes:
         function: As passed.
@@ -88,12 +88,12 @@ class CallableReducer(MetricReducer):
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
         """Return the result of the function for the values of all processes.
 
-        ``fit`` calls it on each process after ``per_slot_reduce``; you need not call it yourself. The example of
-        `CallableReducer` calls it.
+        ``fit`` calls it on each process after ``per_slot_reduce``; you need not call it yourself. See the example in
+        `CallableReducer`.
 
         Args:
-            per_slot_metrics: The values of each process, in the order of the ranks. The function is passed them in
-                turn: the first value of each process, then the second value of each, and so on.
+            per_slot_metrics: The values of each process, in the order of the ranks. The function is passed the first
+                value of each process, then the second value of each process, and so on.
 
         Returns:
             The metric that the function returns, or a dictionary of metrics by name.
@@ -212,18 +212,18 @@ class WrapsReducers(ABC):
     ) -> MetricReducer:
         """Register a metric reducer, whose result is added to the metrics at the end of a workload or a validation.
 
-        Call it in ``__init__`` of the trial, for a metric that is more than the mean of its batches, such as an F1
-        score. Then collect values in ``train_batch`` or ``evaluate_batch``: for a function, call ``update`` of the
-        returned reducer; for your ``MetricReducer``, call its method.
+        Call it in ``__init__`` of the trial, for a metric that is not simply the mean over the batches, such as an F1
+        score. Then collect values in ``train_batch`` or ``evaluate_batch``: if you passed a function, call ``update``
+        of the returned reducer; if you passed your own ``MetricReducer``, call the method that you have added to it.
 
         Args:
             reducer: An instance of a class that derives from ``MetricReducer``, or a function of the list of all values
                 that were collected on all processes.
-            name: The name of its metric. The default, None, is for a reducer that returns a dictionary of metrics by
+            name: The name of the metric. The default, None, is for a reducer that returns a dictionary of metrics by
                 name.
             for_training: Whether its result is added to the training metrics, by default True.
-            for_validation: Whether its result is added to the validation metrics, by default True. Pass False for one
-                of both if you only collect values in one of ``train_batch`` and ``evaluate_batch``.
+            for_validation: Whether its result is added to the validation metrics, by default True. If you collect
+                values in only one of ``train_batch`` and ``evaluate_batch``, pass False for the other.
 
         Returns:
             The same reducer; for a function, a ``CallableReducer`` with the method ``update(value)``.

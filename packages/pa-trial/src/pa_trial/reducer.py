@@ -10,13 +10,13 @@ from typing import Any
 class Reducer(Enum):
     """How a metric of ``evaluate_batch`` is reduced over all batches and processes of a validation.
 
-    Return it from ``evaluation_reducer`` of the trial, alone or by the name of each metric. A metric that is an array
-    is reduced over its elements too. For other reductions, derive from ``MetricReducer``.
+    Return it from ``evaluation_reducer`` of the trial, alone or by the name of each metric. If a metric is an array, it
+    is also reduced over its elements. For other reductions, derive from ``MetricReducer``.
 
     Attributes:
-        AVG: The mean over the numbers of all batches. If a batch returns a single number, a short last batch counts as
-            much as any other batch, unless ``fit(weigh_by_records=True)`` weights each batch by its number of records.
-            AVG is the default of a trial.
+        AVG: The mean over the numbers of all batches. If ``evaluate_batch`` returns a single number, a short last batch
+            has the same weight as any other batch, unless ``fit(weigh_by_records=True)`` weights each batch by its
+            number of records. AVG is the default of a trial.
         SUM: The sum over all batches of all processes.
         MAX: The maximum over all batches of all processes.
         MIN: The minimum over all batches of all processes.
@@ -34,7 +34,7 @@ class Reducer(Enum):
 
 
 class MetricReducer(ABC):
-    """The base class of metrics that are more than the mean of their batches, such as an F1 score.
+    """The base class of reducers for metrics that are not simply the mean over the batches, such as an F1 score.
 
     Derive from it, and register an instance with ``context.wrap_reducer`` in ``__init__`` of the trial. Collect values
     in a method that you add, and that you call from ``train_batch`` or ``evaluate_batch``. At the end of a training
@@ -69,7 +69,7 @@ class MetricReducer(ABC):
         """Forget all collected values.
 
         Implement it in your reducer. ``fit`` calls it on each process before each training workload and each
-        validation. The example of `MetricReducer` implements it.
+        validation. See the example in `MetricReducer`.
         """
 
     @abstractmethod
@@ -77,7 +77,7 @@ class MetricReducer(ABC):
         """Return the contribution of this process to the metric.
 
         Implement it in your reducer. ``fit`` calls it on each process at the end of a training workload or a
-        validation, before ``cross_slot_reduce``. The example of `MetricReducer` implements it.
+        validation, before ``cross_slot_reduce``. See the example in `MetricReducer`.
 
         Returns:
             Any value that can be pickled, usually a small summary such as counts. Tensors in it are moved to the CPU.
@@ -88,13 +88,13 @@ class MetricReducer(ABC):
         """Return the metric, computed from the contributions of all processes.
 
         Implement it in your reducer. ``fit`` calls it on each process with the same argument, after
-        ``per_slot_reduce``. An error in it ends the training with a ``MetricReducerError``. The example of
-        `MetricReducer` implements it.
+        ``per_slot_reduce``. An error in it ends the training with a ``MetricReducerError``. See the example in
+        `MetricReducer`.
 
         Args:
             per_slot_metrics: The return values of ``per_slot_reduce`` on all processes, in the order of the ranks.
 
         Returns:
-            The metric, if the reducer was wrapped with a name: a number or an array of numbers. Otherwise a dictionary
-            of metrics by name. It has to be the same on all processes.
+            The metric, if the reducer was wrapped with a name: a number or an array of numbers. Otherwise, a dictionary
+            of metrics by name. The returned value has to be the same on all processes.
         """

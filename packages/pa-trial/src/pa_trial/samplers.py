@@ -56,9 +56,9 @@ class _BatchSamplerAdaptor(_SamplerAdaptor[Any], BatchSampler):
 class RepeatSampler(_SamplerAdaptor[_ItemT]):
     """Iterates over a sampler again and again, without end, for a loop that counts batches instead of epochs.
 
-    Use it in a ``DataLoader`` of torch, between shuffling and sharding; ``pa_trial.DataLoader`` repeats its batches
-    itself. ``RepeatBatchSampler`` does the same for batches. ``len()`` of it is the length of the sampler, that is, of
-    an epoch. A sampler that yields nothing is not repeated.
+    Use it in a torch ``DataLoader``, between shuffling and sharding; ``pa_trial.DataLoader`` repeats its batches
+    itself. ``RepeatBatchSampler`` does the same for batches. Its ``len()`` is the length of the sampler, which is the
+    length of an epoch. A sampler that yields nothing is not repeated.
 
     Args:
         sampler: The sampler to repeat: any iterable of indices that can be iterated over again.
@@ -86,15 +86,15 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
     """Iterates over a batch sampler again and again, without end, for a loop that counts batches instead of epochs.
 
-    Pass it to a ``DataLoader`` of torch as ``batch_sampler``; ``pa_trial.DataLoader`` repeats its batches itself.
-    ``RepeatSampler`` does the same for single indices. ``len()`` of it is the number of batches of an epoch. A batch
+    Pass it to a torch ``DataLoader`` as ``batch_sampler``; ``pa_trial.DataLoader`` repeats its batches itself.
+    ``RepeatSampler`` does the same for single indices. Its ``len()`` is the number of batches in an epoch. A batch
     sampler that yields nothing is not repeated.
 
     Args:
         batch_sampler: The batch sampler to repeat: any iterable of lists of indices that can be iterated over again.
 
     Attributes:
-        batch_sampler: As passed. The batch sampler's ``sampler``, ``batch_size`` and ``drop_last`` are attributes too.
+        batch_sampler: As passed. The batch sampler's ``sampler``, ``batch_size`` and ``drop_last`` are also attributes.
 
     Example:
         >>> from itertools import islice
@@ -107,9 +107,9 @@ class RepeatBatchSampler(_BatchSamplerAdaptor, RepeatSampler[Any]):
 class DistributedSampler(_SamplerAdaptor[_ItemT]):
     """Yields the share of a process: every ``num_workers``-th item, beginning with item number ``rank``.
 
-    Use it for a ``DataLoader`` of torch; ``pa_trial.DataLoader`` shards its batches itself. ``DistributedBatchSampler``
-    shards whole batches. Processes may get a different number of items, unlike with torch's ``DistributedSampler``,
-    which repeats some. ``len()`` of it is the number of items of this process.
+    Use it for a torch ``DataLoader``; ``pa_trial.DataLoader`` shards its batches itself. ``DistributedBatchSampler``
+    shards whole batches. Unlike torch's ``DistributedSampler``, which repeats some items, it may yield different
+    numbers of items on different processes. Its ``len()`` is the number of items on this process.
 
     Args:
         sampler: The sampler to shard. It has to yield the same items on all processes.
@@ -144,9 +144,9 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
 class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
     """Yields the share of a process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
-    Pass it to a ``DataLoader`` of torch as ``batch_sampler``; ``pa_trial.DataLoader`` shards its batches itself.
-    ``DistributedSampler`` shards single indices. Processes may get a different number of batches. ``len()`` of it is
-    the number of batches of this process.
+    Pass it to a torch ``DataLoader`` as ``batch_sampler``; ``pa_trial.DataLoader`` shards its batches itself.
+    ``DistributedSampler`` shards single indices. Processes may get different numbers of batches. Its ``len()`` is the
+    number of batches on this process.
 
     Args:
         batch_sampler: The batch sampler to shard. It has to yield the same batches on all processes.
@@ -159,7 +159,7 @@ class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
         rank: As passed.
 
     Raises:
-        ConfigurationError: There is no such process. The error is a ``ValueError`` too.
+        ConfigurationError: There is no such process. The error is also a ``ValueError``.
 
     Example:
         >>> from pa_trial.samplers import DistributedBatchSampler
@@ -180,9 +180,9 @@ class DistributedBatchSampler(_BatchSamplerAdaptor, DistributedSampler[Any]):
 class SkipSampler(_SamplerAdaptor[_ItemT]):
     """Leaves out the first items of each iteration, to resume within an epoch.
 
-    Use it for a ``DataLoader`` of torch, in the first epoch after a training is resumed; ``pa_trial.DataLoader`` skips
-    itself. ``SkipBatchSampler`` skips whole batches. ``len()`` of it is the length of the sampler, so that an epoch has
-    the same length after a training is resumed.
+    Use it for a torch ``DataLoader``, in the first epoch after a training is resumed; ``pa_trial.DataLoader`` skips
+    items itself. ``SkipBatchSampler`` skips whole batches. Its ``len()`` is the length of the sampler, so that an epoch
+    has the same length after a training is resumed.
 
     Args:
         sampler: The sampler to iterate over.
@@ -193,7 +193,7 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
         skip: As passed.
 
     Raises:
-        ConfigurationError: ``skip`` is negative. The error is a ``ValueError`` too.
+        ConfigurationError: ``skip`` is negative. The error is also a ``ValueError``.
 
     Example:
         >>> from pa_trial.samplers import SkipSampler
@@ -213,9 +213,9 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
     """Leaves out the first batches of each iteration, to resume within an epoch.
 
-    Pass it to a ``DataLoader`` of torch as ``batch_sampler``, in the first epoch after a training is resumed;
-    ``pa_trial.DataLoader`` skips itself. ``SkipSampler`` skips single indices. ``len()`` of it is the length of the
-    batch sampler, so that an epoch has the same length after a training is resumed.
+    Pass it to a torch ``DataLoader`` as ``batch_sampler``, in the first epoch after a training is resumed;
+    ``pa_trial.DataLoader`` skips batches itself. ``SkipSampler`` skips single indices. Its ``len()`` is the length of
+    the batch sampler, so that an epoch has the same length after a training is resumed.
 
     Args:
         batch_sampler: The batch sampler to iterate over.
@@ -226,7 +226,7 @@ class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
         skip: As passed.
 
     Raises:
-        ConfigurationError: ``skip`` is negative. The error is a ``ValueError`` too.
+        ConfigurationError: ``skip`` is negative. The error is also a ``ValueError``.
 
     Example:
         >>> from pa_trial.samplers import SkipBatchSampler
@@ -242,14 +242,15 @@ class SkipBatchSampler(_BatchSamplerAdaptor, SkipSampler[Any]):
 class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
     """Yields the items of a sampler in a random order, which is different in each iteration and the same in each run.
 
-    Use it for a ``DataLoader`` of torch, before sharding; with ``pa_trial.DataLoader``, pass ``shuffle=True`` instead.
+    Use it for a torch ``DataLoader``, before sharding; with ``pa_trial.DataLoader``, pass ``shuffle=True`` instead.
     ``ReproducibleShuffleBatchSampler`` shuffles whole batches. The global random number generators are not used. All
     items are collected before the first is yielded. The order of an epoch depends on the number of iterations before
-    it, so iterate over the skipped epochs too when a training resumes.
+    it, so when a training resumes, also iterate over the skipped epochs.
 
     Args:
         sampler: The sampler to shuffle; it must have an end.
-        seed: Decides the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all processes.
+        seed: The seed that determines the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all
+            processes.
 
     Attributes:
         sampler: As passed.
@@ -276,14 +277,15 @@ class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
 class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor, ReproducibleShuffleSampler[Any]):
     """Yields the batches of a batch sampler in a random order, different in each iteration and the same in each run.
 
-    Use it for a ``DataLoader`` of torch, before sharding, if batches must keep their samples; with
+    Use it for a torch ``DataLoader``, before sharding, if batches must keep their samples; with
     ``pa_trial.DataLoader``, pass ``shuffle=True`` instead. ``ReproducibleShuffleSampler`` shuffles single indices. The
     global random number generators are not used. All batches are collected before the first is yielded. The order of an
     epoch depends on the number of iterations before it.
 
     Args:
         batch_sampler: The batch sampler to shuffle; each batch stays as it is. It must have an end.
-        seed: Decides the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all processes.
+        seed: The seed that determines the orders of all iterations, from 0 to ``2**32 - 1``. Pass the same seed on all
+            processes.
 
     Attributes:
         batch_sampler: As passed.

@@ -121,7 +121,7 @@ class TellsSettings:
     _run_settings: RunSettings
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters: the dictionary that was passed as ``init(hparams=...)``.
+        """Return all hyperparameters, which is the dictionary that was passed as ``init(hparams=...)``.
 
         Call it in the trial, for example to log them all; ``get_hparam`` returns a single value.
 
@@ -144,8 +144,8 @@ class TellsSettings:
         Call it in the trial, usually in ``__init__``.
 
         Args:
-            name: Its name. For "global_batch_size", a logged warning recommends ``get_per_slot_batch_size`` and
-                ``get_global_batch_size`` instead.
+            name: The name of the hyperparameter. For "global_batch_size", a logged warning recommends
+                ``get_per_slot_batch_size`` and ``get_global_batch_size`` instead.
 
         Returns:
             The value, of any type.
@@ -176,8 +176,8 @@ class TellsSettings:
     def get_experiment_config(self) -> dict[str, Any]:
         """Return the experiment configuration: the dictionary that was passed as ``init(exp_conf=...)``.
 
-        For Determined, it is the content of the YAML file of an experiment. Here it may be any dictionary; ``init``
-        lists the entries that have an effect.
+        In Determined, the configuration is the content of an experiment's YAML file. Here, it may be any dictionary.
+        The documentation of ``init`` lists the entries that have an effect.
 
         Raises:
             ConfigurationError: No configuration was passed. The error is also a ``ValueError``.
@@ -193,7 +193,7 @@ class TellsSettings:
         return self._settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the entry "data" of the experiment configuration that was passed as ``init(exp_conf=...)``.
+        """Return the "data" entry of the experiment configuration that was passed as ``init(exp_conf=...)``.
 
         Call it in the loader methods of a trial, for example for the folder of a dataset.
 
@@ -215,8 +215,9 @@ class TellsSettings:
     def get_per_slot_batch_size(self) -> int:
         """Return the number of samples in a batch of each process; pass it to the data loaders.
 
-        It is ``per_device_batch_size`` of ``init``, or else the hyperparameter ``global_batch_size`` divided by the
-        number of processes, rounded down. Determined calls a process a slot.
+        The number is ``per_device_batch_size`` if this was passed to ``init``. Otherwise, it is the
+        ``global_batch_size`` hyperparameter divided by the number of processes, rounded down. Determined calls a
+        process a slot.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``. The error is also a ``ValueError``.
@@ -237,7 +238,7 @@ class TellsSettings:
         """Return the number of samples in a batch of all processes together; with ``samples_per_update``, in an update.
 
         Use it to scale a learning rate, and ``get_per_slot_batch_size`` for data loaders. Gradient aggregation does not
-        count: with ``aggregation_frequency``, an update has this many samples for each aggregated batch.
+        change this number. With ``aggregation_frequency``, an update has this many samples for each aggregated batch.
 
         Raises:
             ConfigurationError: The hyperparameters have no ``global_batch_size``. The error is also a ``ValueError``.

@@ -89,15 +89,16 @@ class DeviceMover:
 def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[type] | None = None) -> _DataT:
     """Move data to a device, in any nesting of dicts, lists and tuples.
 
-    In a trial, call ``context.to_device`` instead, which does the same for the device of the trial; batches of the
-    loaders are there already. Tensors are moved, NumPy arrays of numbers or truth values become tensors there, and
-    other objects are moved by their method ``to``. Everything else is not changed, with a warning for each type.
+    In a trial, call ``context.to_device`` instead, which does the same for the device of the trial; batches from the
+    loaders are already on it. Tensors are moved, NumPy arrays of numbers or booleans become tensors on the device, and
+    other objects are moved by their ``to`` method. Everything else is returned unchanged, with a warning for each type.
 
     Args:
         data: A batch, or a part of a batch.
         device: The device to move it to: a ``torch.device``, a name such as "cuda:0", or the index of a GPU.
-        warned_types: Types that need no further warning; the call adds types that it has warned about. Pass the same
-            set to each call, so that each type causes a single warning. By default each call warns.
+        warned_types: Types for which no further warning is given. The call adds the types for which it has given a
+            warning. Pass the same set to each call, so that each type causes only one warning. By default, each call
+            gives its own warnings.
 
     Returns:
         Data of the same structure; the same object if nothing has to be moved.

@@ -28,7 +28,8 @@ from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 class Trainer:
     """Trains a trial; create and use it within the ``with`` block of ``init``.
 
-    It is for subclasses of ``PyTorchTrial`` in the style of Determined; ``pa_core.Trainer`` trains a plain model.
+    It trains subclasses of ``PyTorchTrial`` in the style of Determined. To train a plain model, use
+    ``pa_core.Trainer``.
 
     Args:
         trial: The trial, an instance of a subclass of ``PyTorchTrial``.
@@ -37,7 +38,7 @@ class Trainer:
     Raises:
         ArgumentTypeError: ``context`` is not a ``PyTorchTrialContext``. The error is also a ``TypeError``.
         InternalException: The ``with`` block of ``init`` has ended.
-        UnsupportedConfigurationError: The context has several processes, but they are not connected: start the script
+        UnsupportedConfigurationError: The context has several processes, but they are not connected. Start the script
             with torchrun.
 
     Example:
@@ -59,9 +60,9 @@ class Trainer:
         self._context = context
 
     def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
-        """Ignore the settings of the profiler of Determined's platform, so that scripts for Determined run unchanged.
+        """Ignore the settings for the profiler of Determined's platform, so that scripts for Determined run unchanged.
 
-        Remove the call, or replace it: ``context.set_profiler`` profiles with ``torch.profiler``.
+        Remove the call, or replace it with ``context.set_profiler``, which profiles with ``torch.profiler``.
 
         Args:
             sync_timings: No effect.
@@ -95,34 +96,35 @@ class Trainer:
     ) -> None:
         """Train, validate and save checkpoints until ``max_length`` is reached or a stop is requested.
 
-        Metrics are printed and, unless switched off, written for TensorBoard; callbacks are passed them. To resume
-        after an interruption, always pass ``latest_checkpoint=context.get_latest_checkpoint()``, even in the first
-        start, in which there is no checkpoint yet. Every process calls ``fit`` with the same arguments.
+        Metrics are printed, passed to callbacks and, unless you turn this off, written for TensorBoard. To be able to
+        resume after an interruption, always pass ``latest_checkpoint=context.get_latest_checkpoint()``, even at the
+        first start, when there is no checkpoint yet. Every process calls ``fit`` with the same arguments.
 
         Args:
             checkpoint_period: When to save, in addition to ``checkpoint_policy``. A checkpoint always follows the last
-                batch. The default, None, uses ``min_checkpoint_period`` of ``exp_conf``; without it, there are no more
-                checkpoints.
+                batch. The default, None, uses ``min_checkpoint_period`` of ``exp_conf``; without it, there are no
+                further checkpoints.
             validation_period: When to validate. The default, None, uses ``min_validation_period`` of ``exp_conf``;
                 without it, there is only the validation after the last batch.
-            max_length: How long to train, a ``Batch`` or an ``Epoch`` of an int, counted from the beginning of the
-                training even when it resumes. Required unless ``test_mode``.
-            reporting_period: When to report training metrics; a validation or a checkpoint in between reports them too.
-                They are means over the batches since the last report. The default is ``scheduling_unit`` of
-                ``exp_conf``, or else 100 batches, often enough to follow a training and too rare to slow it down.
-            checkpoint_policy: Which validations are followed by a checkpoint. "best" (the default) stands for
-                validations that beat all previous validations in the metric that was passed to ``init``; without a
-                metric, each does. "all" stands for each validation, and "none" for none.
+            max_length: How long to train: a ``Batch`` or an ``Epoch`` with an int, counted from the beginning of the
+                training even when it resumes. It is required unless ``test_mode`` is True.
+            reporting_period: When to report training metrics, which are means over the batches since the last report.
+                Each validation and each checkpoint also causes a report. The default is ``scheduling_unit`` of
+                ``exp_conf``, or else 100 batches, which is often enough to follow a training, but not so often that it
+                becomes slower.
+            checkpoint_policy: Which validations are followed by a checkpoint. "best" (the default) means validations
+                that are better than all previous validations in the metric that was passed to ``init``; without a
+                metric, it means every validation. "all" means every validation, and "none" means no validation.
             latest_checkpoint: The checkpoint to continue from, by its uuid or its path;
                 ``context.get_latest_checkpoint()`` returns the newest. The default, None, starts from the beginning.
-            step_zero_validation: Whether to validate before the first batch; by default not.
-            test_mode: Whether to run a smoke test: train and validate on a single batch and save a checkpoint.
+            step_zero_validation: Whether to validate before the first batch. The default is False.
+            test_mode: Whether to run a smoke test, which trains and validates on a single batch and saves a checkpoint.
             profiling_enabled: No effect, except that True causes a warning; call ``context.set_profiler`` to profile.
             warm_start: A checkpoint whose weights to start from if ``latest_checkpoint`` is None; the default, None,
                 starts from the weights of the trial.
             weigh_by_records: Whether ``Reducer.AVG`` weights each batch by its number of records, so that the result of
-                a validation does not depend on the number of processes. By default, all batches count the same, as in
-                Determined.
+                a validation does not depend on the number of processes. By default, all batches have the same weight,
+                as in Determined.
             trust_pickle: Whether callbacks may save objects of any kind, and whether checkpoints with such objects are
                 loaded, as Determined may have written them. The author of such a checkpoint can run any code in this
                 process, so the default is False.
@@ -131,11 +133,11 @@ class Trainer:
             ArgumentTypeError: The trial, or an argument, is of the wrong type.
             CheckFailedError: Metrics have different names in some batches or on some processes.
             CheckpointNotFound: There is no such checkpoint.
-            ConfigurationError: A value is missing or cannot work, such as ``max_length=None``.
+            ConfigurationError: A value is missing or invalid, for example ``max_length=None``.
             EmptyLoaderError: A loader has no batches.
             InternalException: ``fit`` is already running, or the ``with`` block of ``init`` has ended.
             InvalidCheckpointException: The checkpoint is damaged, or does not fit the trial.
-            InvalidExperimentException: The trial is incomplete, for example has no model.
+            InvalidExperimentException: The trial is incomplete, for example because it has no model.
             MetricReducerError: A metric reducer failed.
             NoMetricsError: A method of the trial returned no metrics.
             RanksDifferError: The processes passed different arguments.

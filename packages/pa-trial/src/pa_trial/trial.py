@@ -66,8 +66,8 @@ class PyTorchTrial(ABC, Generic[BatchT]):
     def train_batch(self, batch: BatchT, epoch_idx: int, batch_idx: int) -> TrainingMetrics:
         """Train on a batch: compute the loss, and call ``context.backward`` and ``context.step_optimizer``.
 
-        Implement it in your trial. ``fit`` calls it for each batch of this process, with models in training mode. The
-        example of `PyTorchTrial` implements it.
+        Implement it in your trial. ``fit`` calls it for each batch of this process, with models in training mode. See
+        the example in `PyTorchTrial`.
 
         Args:
             batch: A batch of the training loader, on the device.
@@ -76,8 +76,8 @@ class PyTorchTrial(ABC, Generic[BatchT]):
 
         Returns:
             Metrics by name, or a single tensor, which is the metric "loss". Each metric is a number, or a tensor or
-            array of numbers, with the same names in each batch; ``fit`` reports their means. None stands for a metric
-            without a value in this batch.
+            array of numbers, with the same names in each batch; ``fit`` reports their means. Return None for a metric
+            that has no value in this batch.
         """
 
     @abstractmethod
@@ -85,11 +85,11 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Return the loader to train on.
 
         Implement it in your trial. ``fit`` calls it once on each process, and divides its batches among the processes.
-        The example of `PyTorchTrial` implements it.
+        See the example in `PyTorchTrial`.
 
         Returns:
-            A ``pa_trial.DataLoader`` with ``batch_size=context.get_per_slot_batch_size()``, or with the batch size of a
-            process that you choose. A loader of torch is only accepted after
+            A ``pa_trial.DataLoader`` with ``batch_size=context.get_per_slot_batch_size()``, or with any other batch
+            size of a process. A torch loader is accepted only after
             ``context.experimental.disable_dataset_reproducibility_checks()``, and is not divided.
         """
 
@@ -98,10 +98,10 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Return the loader to validate on.
 
         Implement it in your trial. ``fit`` calls it once on each process, and divides its batches among the processes
-        for ``evaluate_batch``. The example of `PyTorchTrial` implements it.
+        for ``evaluate_batch``. See the example in `PyTorchTrial`.
 
         Returns:
-            A ``pa_trial.DataLoader``. A loader of torch is only accepted after
+            A ``pa_trial.DataLoader``. A torch loader is accepted only after
             ``context.experimental.disable_dataset_reproducibility_checks()``, and is not divided.
         """
 
@@ -111,8 +111,8 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         Override it to add callbacks. ``fit`` calls it once on each process, before ``on_trial_startup``.
 
         Returns:
-            Instances of ``PyTorchCallback``. Their state is saved in checkpoints under the names, so keep a name across
-            restarts. Events are called in the order of the dictionary.
+            Instances of ``PyTorchCallback``. Their state is saved in checkpoints under these names, so keep the names
+            the same across restarts. Events are called in the order of the dictionary.
 
         Example:
             >>> import pa_trial
@@ -128,7 +128,7 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Validate on a batch, and return its metrics.
 
         Override either this or ``evaluate_full_dataset``. ``fit`` calls it in each validation for each batch of this
-        process, with models in eval mode and without gradients. The example of `PyTorchTrial` overrides it.
+        process, with models in eval mode and without gradients. See the example in `PyTorchTrial`.
 
         Args:
             batch: A batch of the validation loader, on the device.
@@ -163,14 +163,14 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Validate on the whole dataset, and return its metrics.
 
         Override either this or ``evaluate_batch``, which is faster on several processes. ``fit`` calls it in each
-        validation on the chief alone, the process of rank 0, while the others wait. Models are in eval mode, and there
-        are no gradients. So do not call collectives in it.
+        validation, but only on the chief (the process of rank 0), while the others wait. Therefore, do not call
+        collectives in it. Models are in eval mode, and there are no gradients.
 
         Args:
-            data_loader: Yields all validation batches; ``context.to_device`` moves them to the device.
+            data_loader: An iterable of all validation batches; ``context.to_device`` moves them to the device.
 
         Returns:
-            Metrics by name: values that can be written as JSON, tensors and NumPy values among them.
+            Metrics by name. The values must be tensors, NumPy values, or other values that can be written as JSON.
 
         Raises:
             NotImplementedError: The trial does not override it. ``fit`` checks this before it trains.

@@ -10,13 +10,13 @@ from typing_extensions import override
 class TrainUnit:
     """The base class of ``Batch`` and ``Epoch``: a length or a period of training.
 
-    Use it in annotations, and create a ``Batch`` or an ``Epoch``. ``Trainer.fit`` takes a length (``max_length``) and
+    Use it in annotations, and create a ``Batch`` or an ``Epoch``. ``Trainer.fit`` accepts a length (``max_length``) and
     periods (``validation_period``, ``checkpoint_period`` and ``reporting_period``).
 
     Args:
         value: For a length, the number of batches or epochs. For a period, an int n means after every n-th batch or
-            epoch, and less than 1 after each; a container, such as a list or a range, holds the numbers of the batches
-            or epochs themselves, counted from 1.
+            epoch, and an int less than 1 means after each; a container, such as a list or a range, holds the numbers of
+            the batches or epochs, counted from 1.
 
     Attributes:
         value: As passed.
@@ -37,7 +37,7 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """A number of batches of each process, or the batches after which an event is due.
+    """A number of batches on each process, or the batches after which an event is due.
 
     Pass it to ``Trainer.fit``. ``fit(max_length=Batch(100))`` trains 100 batches on each process.
     ``validation_period=Batch(100)`` validates after every 100th batch, and ``Batch([5, 30, 45])`` after the batches 5,
