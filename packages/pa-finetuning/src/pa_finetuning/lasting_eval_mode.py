@@ -1,9 +1,9 @@
 """Eval mode that lasts: a module stays in it when ``train()`` is called on the model around it.
 
-``nn.Module`` has no hook for a change of mode, and a training loop calls ``model.train()`` in each epoch. So a
-held module carries its own ``train``, which ``nn.Module.train`` of the modules around it calls. It is a
-partial of a function of this file, with the module as its argument: copied or pickled with the module, it
-belongs to the copy (a closure would keep changing the original, a lambda could not be pickled).
+``nn.Module`` has no hook for mode changes, and a training loop calls ``model.train()`` in each epoch. Therefore, a held
+module carries its own ``train``, which ``nn.Module.train`` of the modules around it calls. It is a partial of a
+function of this file, with the module as its argument: copied or pickled with the module, it belongs to the copy (a
+closure would keep changing the original, a lambda could not be pickled).
 
 A forward pre-hook would leave the module in training mode between ``train()`` and the next forward pass, visible to
 other code, and change its state in the middle of a graph of ``torch.compile``. A subclass made at

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 
 def can_have_gradients(parameter: nn.Parameter) -> bool:
-    """Whether a parameter can be trained; the integers of quantised layers cannot."""
+    """Whether a parameter can be trained; the integers of quantized layers cannot."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 

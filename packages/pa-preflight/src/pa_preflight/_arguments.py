@@ -76,7 +76,7 @@ def require_alone(caller: str, trainer: AnyTrainer) -> None:
 
 @contextmanager
 def trial(trainer: AnyTrainer, *callbacks: TrainerCallback, data: Iterable[object] = ()) -> Generator[None]:
-    """Train and evaluate with other callbacks than the script, and undo it.
+    """Train and evaluate with different callbacks than the script, and undo this.
 
     Args:
         trainer: The trainer.

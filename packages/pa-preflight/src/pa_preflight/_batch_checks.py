@@ -96,7 +96,7 @@ def _looks_wrong(call: FunctionCall, first: FirstBatch) -> bool:
 
 
 def is_of_model(call: FunctionCall, model_calls: list[ModelCall]) -> bool:
-    """Whether a loss was given the return value of the model, perhaps in another shape.
+    """Whether a loss was given the return value of the model, perhaps in a different shape.
 
     Args:
         call: The call to the loss function.

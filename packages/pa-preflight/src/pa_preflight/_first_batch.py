@@ -105,7 +105,7 @@ class Forward:
     call: ModelCall
 
     def outputs(self, change: Callable[[Tensor], Tensor] = Tensor.clone) -> list[Tensor]:
-        """Return the outputs for other inputs.
+        """Return the outputs for changed inputs.
 
         Args:
             change: Called with each input.
@@ -118,7 +118,7 @@ class Forward:
 
 @contextmanager
 def outputs_replaced(model: nn.Module, change: Callable[[Any], Any]) -> Generator[None]:
-    """Let a model return other outputs.
+    """Let a model return different outputs.
 
     Args:
         model: The model.

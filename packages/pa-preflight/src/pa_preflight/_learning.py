@@ -1,4 +1,4 @@
-"""Short runs: memorising a single batch, and inputs that must distinguish their targets from others."""
+"""Short runs: memorizing a single batch, and inputs that must distinguish their targets from others."""
 
 from __future__ import annotations
 

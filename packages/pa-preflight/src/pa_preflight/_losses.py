@@ -218,7 +218,7 @@ def _are_missing(targets: Tensor, used: int, num_classes: int) -> bool:
 
 
 def broadcast(outputs: Tensor, targets: Tensor) -> Finding:
-    """Return the finding that outputs and targets have other shapes.
+    """Return the finding that outputs and targets have different shapes.
 
     Args:
         outputs: The outputs of the model.

@@ -122,7 +122,7 @@ def check_batch_norm(in_training: set[type[nn.Module]], batch_size: int, smalles
 
 
 def not_in_training_mode(do: str) -> Finding:
-    """Return the finding that a model is in evaluation mode where it is trained.
+    """Return the finding that a model is in evaluation mode although it is trained.
 
     Args:
         do: The advice.

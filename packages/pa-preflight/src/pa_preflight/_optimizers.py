@@ -142,7 +142,7 @@ class Movement:
             self._of_group[key] = max([self._of_group.get(key, 0.0), *known])
 
     def check(self, planned: PlannedRun, clip_norm: float | None, clip_value: float | None) -> Iterator[Finding]:
-        """Yield a finding if the whole run moves no weight noticeably.
+        """Yield a finding if the whole run does not move any weight noticeably.
 
         Args:
             planned: The updates and rates of the run.

@@ -45,7 +45,7 @@ class Samples:
 
 
 def fetched(dataset: Any, positions: Iterable[int]) -> Iterator[Any]:
-    """Yield samples for some seconds, each with other random numbers.
+    """Yield samples for a few seconds, each with different random numbers.
 
     Args:
         dataset: The dataset.
@@ -160,7 +160,7 @@ def subset(data: Dataset[Any], size: int) -> Dataset[Any]:
 
 
 def spread(data: Dataset[Any], batches: int, size: int) -> Dataset[Any]:
-    """Return samples from all over a dataset, as neighbours may differ little: as many as make some batches.
+    """Return samples from all parts of a dataset, because neighbors may differ little; enough of them for some batches.
 
     Args:
         data: A dataset with positions.

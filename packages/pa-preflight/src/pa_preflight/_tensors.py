@@ -104,7 +104,7 @@ def is_repeated(tensor: Tensor) -> bool:
 
 
 def scales_that_differ(train: Tensor, evaluated: Tensor) -> str | None:
-    """Return the means and deviations of numbers, if evaluation and training have other scales.
+    """Return the means and deviations of numbers, if evaluation and training have different scales.
 
     Args:
         train: Numbers of training samples.

@@ -57,8 +57,8 @@ class EpochOrders:
         batch_size: The number of samples of a full batch.
         drop_last: Whether the samples that do not fill a batch are left out.
         shuffle: Whether each epoch has a different random order.
-        order_seed: Decides these orders, with the number of the epoch.
-        seed: Keys the random draws.
+        order_seed: Determines these orders, together with the epoch number.
+        seed: Determines the random draws.
     """
 
     num_samples: int
@@ -109,7 +109,7 @@ class UpdateOrders(EpochOrders):
         """Yield each piece of a process: epoch, its order, positions, weight, and whether it is the last of its update.
 
         The gradient of an update is the mean over the processes of the sums of their weighted gradients. A process
-        without a sample computes a piece of the chief, with weight zero, because all processes take part.
+        without a sample runs a piece of the chief, with weight zero, because all processes take part.
         """
         split, begin, every = self.split, first // stride, self.split.steps_per_update
         for epoch in count(begin // len(self)):
@@ -130,7 +130,7 @@ class UpdateOrders(EpochOrders):
 
 @dataclass(frozen=True)
 class SamplerOrder:
-    """The order of a loader with a sampler or a batch sampler, whose draws are keyed by the epoch.
+    """The order of a loader with a sampler or a batch sampler, whose draws are seeded by the epoch.
 
     The sampler is iterated again for each epoch, and gets the number of the epoch if it has a ``set_epoch``. Earlier
     epochs are iterated without loading samples, unless all parts are torch's own and keep no state between epochs.
@@ -202,7 +202,7 @@ class KeyedShare(SkipBatchSampler):
     Args:
         batches: The share of the process.
         skip: The number of batches that are left out at the beginning.
-        order: The sequence that is shared out.
+        order: The sequence that is divided among the processes.
         repeat: Whether later epochs follow the first epoch.
 
     Attributes:

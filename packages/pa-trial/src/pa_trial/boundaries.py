@@ -78,7 +78,7 @@ class Boundaries:
 
 
 def is_due(period: TrainUnit | None, batches: int, epoch_length: int) -> bool:
-    """Return whether a period ends after so many batches; it never does at batch 0, nor if it is None.
+    """Return whether a period ends after a number of batches; False at batch 0, and if the period is None.
 
     Args:
         period: The period. Numbers below 1 stand for 1.

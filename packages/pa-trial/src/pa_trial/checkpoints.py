@@ -99,7 +99,7 @@ class Checkpoints:
         return saved.uuid
 
     def save(self) -> str:
-        """Save the trial in its present state, and delete checkpoints that are no longer kept.
+        """Save the trial in its current state, and delete checkpoints that are no longer kept.
 
         Returns:
             The name of the checkpoint.

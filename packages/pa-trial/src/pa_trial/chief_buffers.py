@@ -1,4 +1,4 @@
-"""Weights and buffers of models, such as the running statistics of BatchNorm: all processes follow the chief's."""
+"""Copies the weights and buffers of models, such as BatchNorm statistics, from the chief to all processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class ChiefBuffers:
         """Copy the buffers of the chief in a single exchange; every process must call this.
 
         Raises:
-            RanksDifferError: Buffers on the CPU have other shapes than on other processes, so gloo would abort them.
+            RanksDifferError: Buffers on the CPU have different shapes on some processes, so gloo would abort the
+                processes.
         """
         if not self._places:
             return

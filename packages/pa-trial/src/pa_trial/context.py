@@ -737,7 +737,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         """Profile the training with ``torch.profiler``; traces are written to the TensorBoard folder.
 
         Call it in ``__init__`` of the trial, or before ``fit``, which starts the profiler and steps it after each
-        batch. Without a schedule, the profiler records the whole training, and needs much memory for that.
+        batch. Without a schedule, the profiler records the whole training and needs much memory.
 
         Args:
             args: Positional arguments of ``torch.profiler.profile``.

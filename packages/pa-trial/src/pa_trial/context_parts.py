@@ -18,7 +18,7 @@ from pa_trial.trained_parts import TrainedParts
 
 
 class Stage(StrEnum):
-    """The stage of a training; processes can only exchange data in the same stage."""
+    """The stage of a training; processes can exchange data only in the same stage."""
 
     START = "at the start of the run"
     TRAINING = "in the training of an epoch"
@@ -44,7 +44,7 @@ class ContextParts:
         trial_seed: The seed that was passed to ``init``; None if no seed was passed.
         profiler: The profiler that the user has set; None if no profiler was set.
         stop_requested: Whether this process should end the training.
-        stage: The stage of the training; empty outside of it.
+        stage: The stage of the training; empty before and after it.
         logs_to_tensorboard: Whether metrics are written for TensorBoard.
     """
 

@@ -64,7 +64,7 @@ class FitOptions:
                 raise ArgumentTypeError(f"{name} must be {wanted}, got {name}={path!r}.")
 
     def completed(self, settings: ExperimentSettings) -> FitOptions:
-        """Return the options with the periods of the experiment configuration where ``fit`` got no period.
+        """Return the options, with the periods of the experiment configuration if ``fit`` got no period.
 
         Args:
             settings: The experiment configuration.

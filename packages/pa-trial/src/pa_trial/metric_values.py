@@ -74,7 +74,7 @@ def hold(value: Any) -> Any:
 
 
 def to_host(value: Any) -> Any:
-    """Return a value of ``hold`` with its tensors on the CPU; it waits for the device.
+    """Return a value that ``hold`` returned, with its tensors on the CPU; this waits for the device.
 
     Args:
         value: The return value of ``hold``.

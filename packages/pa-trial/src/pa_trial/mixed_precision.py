@@ -1,4 +1,4 @@
-"""Mixed precision by ``context.experimental.use_amp()``: forward passes under autocast, and the scaler of gradients."""
+"""Mixed precision by ``context.experimental.use_amp()``: forward passes under autocast, and the gradient scaler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pa_trial.user_warnings import warn_user
 
 
 def create_scaler(device: torch.device) -> torch.amp.GradScaler:
-    """Return the scaler of automatic mixed precision; without CUDA it does nothing, and a warning says so.
+    """Return the scaler of automatic mixed precision; without CUDA, the scaler does nothing, and a warning says so.
 
     Args:
         device: The device of the training.

@@ -76,7 +76,7 @@ def require_initialized(model: nn.Module) -> None:
 
 
 def check_parameters(optimizer: Optimizer, models: Iterable[nn.Module], num_processes: int) -> None:
-    """Warn about parameters of an optimizer that no model, and no checkpoint, has.
+    """Warn about parameters of an optimizer that are in no model, and therefore in no checkpoint.
 
     Raises:
         InvalidExperimentException: There are such parameters, and several processes.

@@ -23,7 +23,7 @@ class TrialProgress:
         last_validation: ``batches_trained`` at the last validation; None before the first.
         best_metric: The best value so far of the metric for the policy "best"; None before the first validation.
         best_batch: ``batches_trained`` at the validation with that value; None before the first validation.
-        seed: Keys the order of the samples and their random draws; None before training.
+        seed: Determines the order of the samples and their random draws; None before training.
     """
 
     batches_trained: int = 0
@@ -40,7 +40,7 @@ class TrialProgress:
         """Reset all counters for a new training.
 
         Args:
-            seed: Keys the order of the samples and their random draws.
+            seed: Determines the order of the samples and their random draws.
         """
         vars(self).update(vars(TrialProgress(seed=seed)))
 
@@ -48,7 +48,7 @@ class TrialProgress:
         """Continue from the counters of a checkpoint.
 
         Args:
-            saved: The counters. The length of an epoch is not used; a missing seed does not replace the present seed.
+            saved: The counters. The length of an epoch is not used; a missing seed does not replace the current seed.
         """
         seed = self.seed if saved.seed is None else saved.seed
         batches = saved.batches_trained

@@ -26,17 +26,17 @@ _VALUE, _ERROR = b"v", b"e"
 
 
 class RankGroup:
-    """Exchanges picklable values between ranks, which all have to make the group and the same calls.
+    """Exchanges picklable values between ranks; all ranks have to create the group and make the same calls.
 
     Args:
-        store: A store that all ranks can reach. It is not needed any more once the group is made.
+        store: A store that all ranks can reach. It is no longer needed once the group is created.
         name: Distinguishes the group from others in the store.
         ranks: The numbers of the ranks of the group in messages.
         rank: The position of this rank among them.
         max_wait_seconds: The number of seconds to wait for another rank; None waits forever.
 
     Raises:
-        OtherProcessError: Another rank has not come in time.
+        OtherProcessError: Another rank has not connected in time.
     """
 
     def __init__(self, store: Store, name: str, ranks: list[int], rank: int, max_wait_seconds: float | None) -> None:
@@ -56,7 +56,7 @@ class RankGroup:
             value: The value of this rank.
 
         Raises:
-            OtherProcessError: Another rank has failed, has left, or has not come in time.
+            OtherProcessError: Another rank has failed, has left, or has not made the call in time.
         """
         try:
             own = _VALUE + pickle.dumps(value)

@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
-    """Return the return value of ``compute`` on this process, if it succeeded on all; every process must call this.
+    """Return the result of ``compute`` on this process, if it succeeded on all processes; every process must call this.
 
     Args:
-        compute: Called once on each process, where it may take its time. It exchanges nothing itself.
+        compute: Called once on each process. It may take any time, and must not exchange anything itself.
         doing: A description of the work, for the message on the other processes if it fails on a process.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The RNG states of a process in the form of a checkpoint, which consists of tensors, numbers and strings only."""
+"""The RNG states of a process, as a checkpoint stores them: only tensors, numbers and strings."""
 
 from __future__ import annotations
 

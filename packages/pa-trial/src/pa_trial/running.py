@@ -18,10 +18,10 @@ from pa_trial.units import TrainUnit
 
 @contextmanager
 def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
-    """Close the open resources when the block ends; a process that fails alone then ends, so that none waits for it.
+    """Close the open resources when the block ends; a process that fails alone then ends, so no other waits for it.
 
     Args:
-        watch: Tells the other processes of an exception.
+        watch: Informs the other processes about an exception.
     """
     resources = ExitStack()
 
@@ -35,7 +35,7 @@ def closing_in_order(watch: HangDetector) -> Generator[ExitStack]:
 
 @contextmanager
 def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> Generator[None]:
-    """Save if the trial raises ``InvalidHP`` in the course of training on all processes.
+    """Save if the trial raises ``InvalidHP`` during training on all processes.
 
     A single process that raises it cannot save without the others. It closes its resources, and ends.
 

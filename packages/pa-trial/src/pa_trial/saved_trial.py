@@ -48,7 +48,7 @@ class Lineage(NamedTuple):
     Attributes:
         fit: Its name.
         before: The ``calls`` of the checkpoint that it continues.
-        begun_from: The name of that checkpoint, which others may continue too.
+        begun_from: The name of that checkpoint, which other calls may also continue.
     """
 
     fit: str
@@ -94,7 +94,7 @@ def saved_trial(folder: Path, state: Mapping[str, Any], digest: str) -> SavedTri
         digest: Identifies its content.
 
     Raises:
-        InvalidCheckpointException: An entry is missing, or of another kind.
+        InvalidCheckpointException: An entry is missing or has the wrong type.
     """
     path = folder / TRIAL_STATE
     if (number := state.get("format_version")) != _FORMAT_VERSION:

@@ -121,7 +121,7 @@ class TellsSettings:
     _run_settings: RunSettings
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters, which is the dictionary that was passed as ``init(hparams=...)``.
+        """Return the dictionary of all hyperparameters, which was passed as ``init(hparams=...)``.
 
         Call it in the trial, for example to log them all; ``get_hparam`` returns a single value.
 

@@ -41,15 +41,15 @@ class TrainedParts:
         device: The device of this process.
         num_processes: The number of processes that train together.
         aggregation_frequency: The number of batches whose gradients are accumulated for an optimizer step.
-        progress: Has the index of the batch that is being trained.
-        can_train: False leaves models where they are, to look at a trial that was loaded from a checkpoint.
+        progress: The counters, with the index of the batch that is being trained.
+        can_train: Whether models are trained. With False, they stay on their device, for a trial that was loaded.
 
     Attributes:
         models: The wrapped models, in the order of wrapping.
         optimizers: The wrapped optimizers, in the same order.
         lr_schedulers: The wrapped schedulers, in the same order.
         scaler: The scaler that was wrapped, or the scaler of automatic mixed precision.
-        leave_agreed: Whether all processes know that a process requested to leave, and leave after the same batch.
+        leave_agreed: Whether all processes know that a process has requested a stop, and stop after the same batch.
 
     Example:
         >>> import torch
@@ -110,7 +110,7 @@ class TrainedParts:
             InternalException: The training has begun.
             InvalidExperimentException: The model is sharded; or it has parameters without a shape, on several
                 processes.
-            RanksDifferError: The processes wrap models with other parameters.
+            RanksDifferError: The processes wrap models with different parameters.
         """
         part_checks.require_model(model)
         if any(model is known for known in self.models):
@@ -137,7 +137,7 @@ class TrainedParts:
 
         Args:
             optimizer: The optimizer, of parameters of wrapped models; wrapping it again changes nothing else.
-            backward_passes_per_step: Only checked: any number of backward passes works.
+            backward_passes_per_step: Only checked, because any number of backward passes is supported.
             fp16_compression: Ignored, because gradients keep their dtype. True causes a warning on several
                 processes.
             average_aggregated_gradients: Whether the gradients of a group of batches are averaged (None, the default)
@@ -163,12 +163,12 @@ class TrainedParts:
     def wrap_lr_scheduler(
         self, lr_scheduler: SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> SchedulerT:
-        """Step a scheduler in the course of training, and return it.
+        """Register a scheduler, which is stepped during training, and return it.
 
         Args:
             lr_scheduler: The scheduler, of a wrapped optimizer.
-            step_mode: When it steps.
-            frequency: With n, it steps every n-th time only.
+            step_mode: When it is stepped.
+            frequency: With n, it is stepped only every n-th time.
 
         Raises:
             ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
@@ -288,7 +288,7 @@ class TrainedParts:
         self._exchange.start_batch(batch_idx)
 
     def finish_batch(self) -> None:
-        """End a batch: where optimizers step after it, update the scale, and step the schedulers that are due."""
+        """End a batch; if optimizers step after it, update the scale, and step the schedulers that are due."""
         batch_idx = cast("int", self._progress.batch_idx)
         self._exchanges_now = False
         if (batch_idx + 1) % self._aggregation_frequency or not self._is_last:
@@ -314,17 +314,18 @@ class TrainedParts:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients; on several processes, exchange them where optimizers step after the batch.
+        """Compute gradients; on several processes, exchange them if optimizers step after the batch.
 
         Args:
-            loss: The tensor to differentiate. With ``use_amp`` it is scaled here; the trial scales it before if it has
-                its own scaler.
+            loss: The tensor to differentiate. With ``use_amp``, it is scaled here. A trial with its own scaler has
+                already scaled it.
             gradient: The gradient of the loss, for a loss that is not a single number.
-            retain_graph: Whether another backward pass goes through the graph.
+            retain_graph: Whether another backward pass will use the graph.
             create_graph: Whether gradients of the gradients should be computed; retains the graph.
 
         Raises:
-            InvalidExperimentException: The batch is a piece of an update, and a step came before.
+            InvalidExperimentException: The batch is a piece of an update, and ``step_optimizer`` was already called in
+                it.
         """
         if self._weight is not None and self._has_stepped:
             raise InvalidExperimentException("With samples_per_update, call backward() before step_optimizer().")
@@ -350,8 +351,8 @@ class TrainedParts:
 
         Args:
             optimizer: The optimizer.
-            clip_grads: Called with the list of its parameters, whose gradients are unscaled by then if ``use_amp``
-                has scaled them.
+            clip_grads: Called with the list of the optimizer's parameters. If ``use_amp`` has scaled their gradients,
+                they are already unscaled.
             auto_zero_grads: Whether to zero the gradients; if False, the trial zeroes them.
             scaler: Steps the optimizer; needed if the trial has scaled the loss itself.
 

@@ -51,7 +51,7 @@ class WorkloadMetrics:
             payloads: The payloads of all processes, in the order of the ranks.
 
         Raises:
-            CheckFailedError: The batches have metrics of different names.
+            CheckFailedError: The batches have metrics with different names.
         """
         places = {
             f"in {f'batch {index}' if index else 'the first batch'} on rank {rank}": metrics

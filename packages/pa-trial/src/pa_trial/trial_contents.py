@@ -76,7 +76,7 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
         saved: The description of the checkpoint.
 
     Raises:
-        InvalidCheckpointException: The checkpoint belongs to another trial, or the trial was changed.
+        InvalidCheckpointException: The checkpoint belongs to a different trial, or the trial was changed.
     """
     for name, targets in _targets(parts).items():
         _require_states(name, targets, content, saved)

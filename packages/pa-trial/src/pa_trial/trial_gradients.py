@@ -26,12 +26,12 @@ _PLACES = 1 << 10
 class TrialGradients:
     """Averages the gradients of the backward passes since the last average, over all processes.
 
-    Only models that a process has reached are exchanged. The processes expect to reach the same models as at this
-    place of the batches before; whether they did is sent with the gradients, or over gloo if the gradients are on a
-    device. A parameter that only some processes have reached counts with a gradient of zero on the others; the gradient
-    of a parameter that no process has reached is not changed, even if it is None.
+    Only models that a process has reached are exchanged. Each process expects to reach the same models as at the same
+    point of earlier batches. Whether it did so is sent with the gradients, or over gloo if the gradients are on an
+    accelerator. If only some processes have reached a parameter, the gradient of this parameter counts as zero on the
+    others. The gradient of a parameter that no process has reached is not changed, even if it is None.
 
-    Every process must make the same averages in the same order.
+    Every process must compute the same averages in the same order.
 
     Args:
         models: The models, the same on each process; frozen parameters may be unfrozen later.
@@ -81,7 +81,7 @@ class TrialGradients:
         return [parameter for parameter in parameters if id(parameter) not in self._owners]
 
     def note_reached(self, parameters: Iterable[Tensor]) -> None:
-        """Count gradients as due that were not computed by a backward pass of this process.
+        """Treat gradients as due although they were not computed by a backward pass of this process.
 
         Args:
             parameters: The parameters that have such gradients.
@@ -112,8 +112,8 @@ class TrialGradients:
             Whether any process requests it.
 
         Raises:
-            InvalidExperimentException: A parameter was unfrozen for a backward pass only.
-            RanksDifferError: This process is in another place of the training than the others.
+            InvalidExperimentException: A parameter was unfrozen only for a backward pass.
+            RanksDifferError: This process is at a different point of the training than the others.
         """
         expected = self._models_expected()
         place = (3 * self._batch_idx + self._position) % _PLACES

@@ -33,8 +33,8 @@ class ValidationMetrics:
 
     Args:
         reducer: The return value of ``evaluation_reducer``.
-        weigh_by_records: Whether each batch counts by its number of records in ``Reducer.AVG``, so that a metric does
-            not depend on the number of processes. By default, all batches count the same.
+        weigh_by_records: Whether ``Reducer.AVG`` weights each batch by its number of records, so that a metric does not
+            depend on the number of processes. By default, all batches have the same weight.
 
     Raises:
         InvalidExperimentException: ``reducer`` is neither a ``Reducer`` nor a dictionary of them.
@@ -63,7 +63,7 @@ class ValidationMetrics:
 
         Raises:
             NoMetricsError: The value is not a dictionary.
-            CheckFailedError: It has metrics of other names than the batches before.
+            CheckFailedError: The names of its metrics are not the same as in earlier batches.
         """
         metrics = metrics_by_name(returned, "evaluate_batch")
         first = self._held[0] if self._held else metrics
@@ -94,7 +94,7 @@ class ValidationMetrics:
 
         Raises:
             EmptyLoaderError: No process had a batch.
-            CheckFailedError: The processes have metrics of different names.
+            CheckFailedError: The processes have metrics with different names.
             InvalidExperimentException: ``evaluation_reducer`` names other metrics than ``evaluate_batch``.
         """
         shares = {rank: payload for rank, payload in enumerate(payloads) if payload is not None}

@@ -75,7 +75,8 @@ class WatchedMetric:
 def choose_watched_metric(policy: str, progress: TrialProgress, settings: RunSettings) -> WatchedMetric | None:
     """Return the metric that decides which checkpoints to save with the policy "best"; None for other policies.
 
-    It warns if no metric is named: every validation is then followed by a checkpoint, as with the policy "all".
+    If no metric is named, it gives a warning, and every validation is followed by a checkpoint, as with the policy
+    "all".
 
     Args:
         policy: The ``checkpoint_policy`` of ``fit``.
