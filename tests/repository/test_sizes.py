@@ -21,7 +21,7 @@ LIMITS = {
     "code lines of all packages": 39_700,
     "code lines of tests": 62_000,
     "code lines of a module of pa-core": 555,
-    "lines of trainer.py": 900,
+    "lines of trainer.py": 910,
     "words of architecture.md": 2_500,
     "modules of ours that an import loads": 180,
     "other modules that an import loads": 2,  # secrets and hmac

@@ -2170,8 +2170,7 @@ class CallbackHandler(Generic[_TrainerT]):
         self.callbacks: list[TrainerCallback[_TrainerT, Any, Any]] = []
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self.heard: Mapping[str, list[Callable[..., Any]]] = {}
-        self._fired: set[str] = set()
-        self._warned: set[tuple[type, str]] = set()
+        self._fired, self._warned = set[str](), set[tuple[type, str]]()
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
