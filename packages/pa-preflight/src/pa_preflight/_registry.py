@@ -52,8 +52,8 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "classes-never-trained": Kind("the sets were split from sorted data", "warning"),
         "classes-of-one-set": Kind("the sets were split from sorted data", "warning"),
         "dimensions-scrambled": Kind("`reshape` was used instead of `permute`", "warning"),
-        "evaluation-inputs-differ": Kind("the two sets are normalised differently"),
-        "evaluation-targets-differ": Kind("the two sets are normalised differently", "warning"),
+        "evaluation-inputs-differ": Kind("the two sets are normalized differently"),
+        "evaluation-targets-differ": Kind("the two sets are normalized differently", "warning"),
         "inputs-blank": Kind("all numbers of an input are equal", "warning"),
         "inputs-not-finite": Kind(_UNFINISHED, page="troubleshooting.md#nan-and-invalid-losses"),
         "inputs-not-normalised": Kind("inputs have a large scale, for example pixels up to 255"),
@@ -133,7 +133,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "weight-decay-on-norms": Kind(_MAYBE, "note", "finetuning.md#weight-decay-groups"),
         "weights-do-not-change": Kind("nothing learns", page="troubleshooting.md#wrong-results"),
     },
-    "behaviour": {
+    "behavior": {
         "draws-repeat": Kind("each step seeds the generators", "warning"),
         "evaluation-unlike-training": Kind("`eval()` changes the outputs too much", "warning"),
         "future-is-seen": Kind("there is no causal mask"),
@@ -163,7 +163,7 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "units-are-identical": Kind("all units of a layer are equal"),
         "unusual-option": Kind("for example swapped betas", "warning"),
         "weights-barely-move": Kind("the whole run barely moves the weights", "warning"),
-        "weights-not-initialised": Kind("weights are uninitialised memory", "warning"),
+        "weights-not-initialised": Kind("weights are uninitialized memory", "warning"),
     },
 }
 

@@ -60,7 +60,7 @@ def _check_windows(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
         yield noticed(
             "overlap-with-evaluation",
             f"{shared} of {len(evaluated)} evaluation samples share {length} or more numbers in a row with training "
-            "samples, like overlapping windows of a series, so the evaluation measures memorisation.",
+            "samples, like overlapping windows of a series, so the evaluation measures memorization.",
             "Split a series by time, with a gap as long as a window, before you cut windows out of it.",
         )
 
@@ -200,7 +200,7 @@ def check_evaluation_samples(train: Samples, evaluation: Samples, train_data: An
         yield noticed(
             "same-samples-in-evaluation",
             f"{shared} of the evaluation samples are among the training samples, so the evaluation measures "
-            "memorisation.",
+            "memorization.",
             "Split the samples, for example with torch.utils.data.random_split.",
         )
     dataset = evaluation.dataset
