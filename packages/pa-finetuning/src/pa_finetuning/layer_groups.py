@@ -138,7 +138,7 @@ class LayerGroups:
         return as_integer(index) % num_groups
 
     def indexes_between(self, start: int, end: int) -> range:
-        """Return the indexes from a layer group to another, both included; either may come first.
+        """Return the indexes from one layer group to another, both included; either may come first.
 
         Raises:
             TypeError: An index is not an integer.

@@ -36,8 +36,9 @@ class TracedUpdate:
 
     Attributes:
         activations: The memory that the forward pass of a batch keeps for its backward pass.
-        peak: The most at the same time.
-        peak_on_accelerator: The most in blocks of an accelerator, where optimizers work on all parameters at once.
+        peak: The largest memory use at any time.
+        peak_on_accelerator: The peak on an accelerator, which allocates memory in blocks, and where optimizers work on
+            all parameters at once.
     """
 
     activations: int

@@ -38,7 +38,7 @@ _BEYOND = "evaluations, experiments with a batch, and whether it can be memorise
 
 
 def check_run(run: Run[Any, Any], evaluated: Mapping[str, Any]) -> Report:
-    """Return the findings that need no loop of a run.
+    """Return the findings that do not require the loop of a run.
 
     Args:
         run: The run, before its block.

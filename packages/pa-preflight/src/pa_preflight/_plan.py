@@ -374,7 +374,7 @@ def disk_of(callbacks: Iterable[TrainerCallback], saves: Sequence[PlannedSave], 
 
 
 def states_at_once(saves: Sequence[PlannedSave]) -> tuple[int, int]:
-    """Return how many states exist at the same time at the most, and at the end.
+    """Return the largest number of states that exist at the same time, and the number at the end.
 
     Args:
         saves: The saved and deleted states; a new state is saved before an old state is deleted.

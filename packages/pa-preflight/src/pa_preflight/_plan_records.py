@@ -201,7 +201,7 @@ class Plan:
         device: The device on which the run trains, such as "cpu" or "cuda:0".
         parameters: A record for each child of the model, with its ``name``, the numbers of ``trained`` and ``frozen``
             parameters, and their ``trained_bytes`` and ``frozen_bytes``.
-        samples: The number of samples that the first epoch trains on; None if its loader cannot tell.
+        samples: The number of samples that the first epoch trains on; None if its loader does not know it.
         epochs: A record for each epoch, with the number of its ``batches`` on this process, the number of its
             ``updates``, and the number of updates that the run has made at its end, ``ends_at``.
         updates: The number of updates of the run.

@@ -126,7 +126,7 @@ def check_classes(train: Tensor, evaluated: Tensor) -> Iterator[Finding]:
     """Yield a finding if a class that is common in either set does not occur in the other set.
 
     Args:
-        train: Targets of training samples from all over their set, in its order.
+        train: Targets of training samples from all parts of the training set, in its order.
         evaluated: Targets of evaluation samples.
     """
     if not _are_classes(train) or not _are_classes(evaluated):

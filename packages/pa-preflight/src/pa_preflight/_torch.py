@@ -35,7 +35,7 @@ def with_values() -> AbstractContextManager[object]:
 
 
 def value_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a fake mode where a number or a shape depends on values; torch does not document them."""
+    """Return the errors of a fake mode if a number or a shape depends on values; torch does not document them."""
     return _fake_tensors("DataDependentOutputException"), _fake_tensors("DynamicOutputShapeException")
 
 

@@ -302,10 +302,10 @@ class StatefulSchedulerBase(SchedulerBase):
         self._num_updates = 0
 
     def step(self) -> None:
-        """Write the values for the number of earlier calls to the parameter groups, and count this call.
+        """Write the next values to the parameter groups, and count this call.
 
         The trainer calls it after each update. In a custom loop, you call it after ``optimizer.step()``, in each
-        update. The third call writes ``get_updated_values(2)``.
+        update. The first call writes ``get_updated_values(0)``, the third call ``get_updated_values(2)``.
 
         Raises:
             ConfigurationError: ``get_updated_values`` does not return as many values as there are parameter groups. It

@@ -32,8 +32,8 @@ class WSDCheckpointCallback(TrainerCallback):
     To continue, start a run with ``initial_checkpoint`` and a schedule made with
     ``is_continuation_from_checkpoint=True``. The run begins with the weights and the optimizer of the checkpoint and a
     stable phase of the new length, and counts its updates from 1. From a checkpoint before the decay, this is the
-    schedule of MiniCPM (arXiv 2404.06395); from a checkpoint after it, WSD-S (arXiv 2410.05192). A run that is resumed
-    does not load the initial checkpoint a second time.
+    schedule of MiniCPM (arXiv 2404.06395). From a checkpoint after the decay, it is WSD-S (arXiv 2410.05192). A run
+    that is resumed does not load the initial checkpoint a second time.
 
     Args:
         save_dir: The folder to save into, which is created if it is missing. If a run uses several machines, they have

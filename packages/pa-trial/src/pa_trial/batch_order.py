@@ -132,7 +132,7 @@ class UpdateOrders(EpochOrders):
 class SamplerOrder:
     """The order of a loader with a sampler or a batch sampler, whose draws are seeded by the epoch.
 
-    The sampler is iterated again for each epoch, and gets the number of the epoch if it has a ``set_epoch``. Earlier
+    The sampler is iterated again for each epoch, and gets the epoch number if it has a ``set_epoch`` method. Earlier
     epochs are iterated without loading samples, unless all parts are torch's own and keep no state between epochs.
 
     The key of a batch is extended by the place of a sample in it: a sampler may choose a sample repeatedly.

@@ -69,7 +69,7 @@ class CallbackCalls:
 
     @contextmanager
     def started(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Generator[ExitStack]:
-        """Call ``on_trial_startup``; at the end of the block call ``on_trial_shutdown``, in reverse order.
+        """Call ``on_trial_startup``; at the end of the block, call ``on_trial_shutdown`` in reverse order.
 
         A callback whose ``on_trial_startup`` raised an error is not shut down.
 

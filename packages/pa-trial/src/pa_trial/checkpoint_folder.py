@@ -22,7 +22,7 @@ def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:
         checkpoint_dir: The folder that checkpoints are written to.
 
     Raises:
-        CheckpointNotFound: There is no such folder, or it has none of the files of a checkpoint.
+        CheckpointNotFound: There is no such folder, or it contains no checkpoint files.
     """
     folder = next((path.absolute() for path in (checkpoint_dir / name, Path(name)) if path.is_dir()), None)
     if folder is None:

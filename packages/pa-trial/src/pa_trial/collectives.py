@@ -6,10 +6,10 @@ import torch.distributed as dist
 
 
 def num_processes() -> int:
-    """Return the number of processes, 1 where there is no process group."""
+    """Return the number of processes, or 1 if there is no process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process, 0 where there is no process group."""
+    """Return the number of this process, or 0 if there is no process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

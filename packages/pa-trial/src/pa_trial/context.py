@@ -342,7 +342,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
         Args:
             models: A wrapped model, or several.
             optimizers: A wrapped optimizer, or several.
-            enabled: Must be False or None; the default is Determined's.
+            enabled: Must be False or None; the default is the same as in Determined.
             opt_level: No effect.
             cast_model_type: No effect.
             patch_torch_functions: No effect.

@@ -301,7 +301,7 @@ class DistributedContext:
         return everything if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: _T) -> list[_T]:
-        """Return the values of all ranks on this machine on each of these ranks.
+        """Return the values of this machine's ranks on each of these ranks.
 
         Every rank of the machine has to call it. `allgather` does the same for all machines together.
 

@@ -76,7 +76,7 @@ def init(
         max_wait_seconds: The number of seconds that a process waits for another process before it reports an error; the
             default is ten minutes, and None waits forever.
         samples_per_update: The number of samples of all processes in an optimizer step, the same on any number of
-            processes. The gradient is the gradient of the mean loss of these samples. ``Batch``, ``batch_idx`` and the
+            processes. The gradient is computed from the mean loss over these samples. ``Batch``, ``batch_idx`` and the
             length of an epoch then count updates, and ``train_batch`` is called for each piece of an update that this
             process computes. Pass it together with ``per_device_batch_size``, and without ``aggregation_frequency``. By
             default, the size of an update follows from the batches of the loader.

@@ -226,7 +226,7 @@ class WrapsReducers(ABC):
                 values in only one of ``train_batch`` and ``evaluate_batch``, pass False for the other.
 
         Returns:
-            The same reducer; for a function, a ``CallableReducer`` with the method ``update(value)``.
+            The same reducer; for a function, a ``CallableReducer``, which has an ``update(value)`` method.
 
         Raises:
             InternalException: The ``with`` block of ``init`` has ended.

@@ -58,7 +58,7 @@ def agreed_names(method: str, metrics: Mapping[str, Metrics | Mapping[str, objec
 
 
 def hold(value: Any) -> Any:
-    """Return a value with copies of its tensors, which no later step changes, without waiting for the device.
+    """Return a value with copies of its tensors, so that no later step changes them; do not wait for the device.
 
     Small tensors stay on their device. Large tensors are on their way to the host: call ``to_host`` before reading
     them.
@@ -96,7 +96,7 @@ def on_host(batches: list[Metrics]) -> list[Metrics]:
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a tensor on the CPU as a NumPy array, a scalar as an array of shape (); anything else unchanged.
+    """Return a tensor on the CPU as a NumPy array (a scalar as an array of shape ()), and anything else unchanged.
 
     Args:
         value: A metric.

@@ -22,7 +22,7 @@ def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
 
     Raises:
         OtherProcessError: It failed on another process. An error of this package is raised unchanged, and so is
-            ``InvalidHP``, with which all processes end in order.
+            ``InvalidHP``, which ends all processes cleanly.
     """
     try:
         returned = compute()

@@ -19,9 +19,8 @@ class TensorBoard:
     """Makes the writer of a trial when it is first requested.
 
     Args:
-        path: The folder of the event files; None for the default of torch, ``runs/<time>_<host>`` below the working
-            directory. Processes other than the chief write to a folder ``rank_<n>`` below it, so that their curves do
-            not mix.
+        path: The folder of the event files; None for torch's default, ``runs/<time>_<host>`` in the working directory.
+            Processes other than the chief write to a folder ``rank_<n>`` below it, so that their curves do not mix.
         rank: The rank of this process.
     """
 
@@ -53,7 +52,8 @@ class TensorBoard:
         return self._writer
 
     def continue_from(self, step: int) -> None:
-        """Let TensorBoard drop the points of an interrupted training from ``step`` on, which will be written again.
+        """Let TensorBoard drop the points of an interrupted training from ``step`` on, because they will be written
+        again.
 
         Args:
             step: The first step to be written.

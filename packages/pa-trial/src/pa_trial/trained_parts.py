@@ -108,8 +108,7 @@ class TrainedParts:
         Raises:
             ArgumentTypeError: The argument is not a module.
             InternalException: The training has begun.
-            InvalidExperimentException: The model is sharded; or it has parameters without a shape, on several
-                processes.
+            InvalidExperimentException: The model is sharded or, on several processes, has parameters without a shape.
             RanksDifferError: The processes wrap models with different parameters.
         """
         part_checks.require_model(model)
@@ -275,7 +274,7 @@ class TrainedParts:
         On several processes, the buffers of all models follow the chief's when a piece or a group of batches begins.
 
         Args:
-            weight: The weight of the loss of a piece in the mean over the processes; None for a whole batch.
+            weight: The weight of a piece's loss in the mean over the processes; None for a whole batch.
             is_last: Whether no other piece of the batch follows.
         """
         self._weight, self._is_last, self._has_stepped = weight, is_last, False

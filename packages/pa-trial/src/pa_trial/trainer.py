@@ -120,13 +120,13 @@ class Trainer:
             step_zero_validation: Whether to validate before the first batch. The default is False.
             test_mode: Whether to run a smoke test, which trains and validates on a single batch and saves a checkpoint.
             profiling_enabled: No effect, except that True causes a warning; call ``context.set_profiler`` to profile.
-            warm_start: A checkpoint whose weights to start from if ``latest_checkpoint`` is None; the default, None,
-                starts from the weights of the trial.
+            warm_start: A checkpoint; the training starts with its weights if ``latest_checkpoint`` is None. With the
+                default, None, the training starts with the weights that the trial has created.
             weigh_by_records: Whether ``Reducer.AVG`` weights each batch by its number of records, so that the result of
                 a validation does not depend on the number of processes. By default, all batches have the same weight,
                 as in Determined.
-            trust_pickle: Whether callbacks may save objects of any kind, and whether checkpoints with such objects are
-                loaded, as Determined may have written them. The author of such a checkpoint can run any code in this
+            trust_pickle: Whether callbacks may save objects of any kind, and whether checkpoints with such objects,
+                which Determined may have written, are loaded. The author of such a checkpoint can run any code in this
                 process, so the default is False.
 
         Raises:

@@ -24,8 +24,8 @@ _VALIDATION = -3  # extends the seed for the validation data
 class TrialData:
     """The loaders of a trial on a process; all processes have to make it.
 
-    A ``DataLoader`` of this package is shared out and, in training, repeated and entered at any batch. A validation
-    draws with its own keys, the same each time, so it does not change the training.
+    A ``DataLoader`` of this package is shared out and, in training, repeated and entered at any batch. A validation has
+    its own random seeds, which are the same each time, so it does not change the training.
 
     Args:
         training: The return value of ``build_training_data_loader``.
@@ -33,11 +33,11 @@ class TrialData:
         checks: Whether loaders have to come from this package, which can be resumed and sharded.
         rank: The number of this process.
         num_processes: The number of processes.
-        seed: Decides the order of the samples, and keys their random draws; the same on all processes.
+        seed: Determines the order of the samples and their random draws; the same on all processes.
         skip: The number of batches of this process that are trained already.
 
     Attributes:
-        epoch_length: The batches of an epoch of the chief; ``sys.maxsize`` for a loader without a length.
+        epoch_length: The number of batches in an epoch on the chief; ``sys.maxsize`` for a loader without a length.
         weights: For each training batch, the weight of its loss, and whether it is the last piece of its update.
         full_validation_loader: Yields all validation data, for ``evaluate_full_dataset``.
 

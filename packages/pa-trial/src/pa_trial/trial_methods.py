@@ -46,7 +46,7 @@ def evaluates_batches(trial: PyTorchTrial[Any]) -> bool:
 
 
 def batch_evaluation(trial: PyTorchTrial[Any]) -> Callable[[Any, int], Metrics]:
-    """Return a function of a batch and its index that calls ``evaluate_batch``, with the index if it has the parameter.
+    """Return a function of a batch and its index that calls ``evaluate_batch``, with the index if it is a parameter.
 
     Args:
         trial: The trial.
