@@ -52,8 +52,7 @@ class TensorBoard:
         return self._writer
 
     def continue_from(self, step: int) -> None:
-        """Let TensorBoard drop the points of an interrupted training from ``step`` on, because they will be written
-        again.
+        """Let TensorBoard drop the points of an interrupted training from ``step`` on; they will be written again.
 
         Args:
             step: The first step to be written.
