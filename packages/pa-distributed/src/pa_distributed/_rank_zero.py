@@ -54,8 +54,8 @@ def rank_zero_only(
         rank that runs it, and None on the other ranks.
 
     Raises:
-        OtherProcessError: Raised by the decorated function, on the ranks that waited, if it has failed on the rank that
-            runs it. That rank raises the original error.
+        OtherProcessError: The decorated function raises it on the ranks that waited, if the function has raised an
+            exception on the rank that runs it. That rank raises the exception itself.
         RuntimeError: Raised by the decorated function if a launcher has started several processes, and
             ``torch.distributed.init_process_group()`` was not called yet.
 

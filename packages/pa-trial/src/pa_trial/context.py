@@ -430,8 +430,10 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
                 default, they are not clipped.
             auto_zero_grads: Whether to zero the gradients after the step, by default True. If False, call
                 ``optimizer.zero_grad()`` yourself.
-            scaler: The gradient scaler that was passed to ``wrap_scaler``, which then steps the optimizer. Leave it out
-                with ``use_amp``.
+            scaler: The gradient scaler that you passed to ``wrap_scaler``: ``scaler.step(optimizer)`` is then called,
+                which skips the step if gradients overflowed. Gradients are still scaled when ``clip_grads`` is called,
+                so begin it with ``scaler.unscale_(optimizer)``. The default, None, is for trials without a scaler, and
+                for trials with ``use_amp``, where gradients are unscaled before ``clip_grads``.
 
         Raises:
             InternalException: Training has not begun, or the block of ``init`` has ended.
