@@ -158,7 +158,9 @@ REGISTRY: Mapping[str, Mapping[str, Kind]] = {
         "schedule-does-not-fit": Kind(_SCHEDULE, "warning"),
         "scheduler-not-given": Kind(_SCHEDULE, "warning"),
         "statistics-move-twice": Kind(
-            "checkpointing runs batch norm twice", "warning", "speed-and-memory.md#activation-checkpointing"
+            "checkpointing runs batch norm twice",
+            "warning",
+            "speed-and-memory.md#activation-checkpointing-gradient-checkpointing",
         ),
         "units-are-identical": Kind("all units of a layer are equal"),
         "unusual-option": Kind("for example swapped betas", "warning"),
