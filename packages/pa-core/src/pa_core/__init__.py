@@ -1,6 +1,6 @@
 """A training loop for PyTorch that you can read: the trainer, its callbacks, and their metrics.
 
-Public are the names in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``,
+The public names are those in ``__all__`` of ``pa_core``, ``pa_core.callbacks``, ``pa_core.data``,
 ``pa_core.distributed``, ``pa_core.engine.exchange``, ``pa_core.errors``, ``pa_core.predictions``, ``pa_core.sharding``,
 ``pa_core.steps.default_step``, ``pa_core.testing``, ``pa_core.torch_names``, ``pa_core.tracking``,
 ``pa_core.tracking.plot_style``, ``pa_core.types`` and ``pa_core.user_warnings``.
@@ -129,7 +129,7 @@ _IMPORTED_WHEN_USED = {
     "Update": "pa_core.custom_loop",
     "plot_run_history": "pa_core.tracking.plot",
 }
-"""Names that few scripts use, and their modules: an import of this package need not load these."""
+"""Names that few scripts use, and their modules, which an import of this package need not load."""
 
 _HOMES = {
     "DataLoaderSlice": "pa_core.data",
@@ -146,13 +146,13 @@ _HOMES = {
     "SupportsStateDict": "pa_core.types",
     "TimmSchedulerLike": "pa_core.timm_trainer",
 }
-"""The new homes of names that this module had before."""
+"""The new modules of names that used to be in this module."""
 
 
 if not TYPE_CHECKING:  # type checkers report unknown names themselves
 
     def __getattr__(name: str) -> object:
-        """Import an object when it is first used, or return an object that was here before, with a warning."""
+        """Import an object when it is first used, or return an object that used to be here, with a warning."""
         if name in _IMPORTED_WHEN_USED:
             value = getattr(importlib.import_module(_IMPORTED_WHEN_USED[name]), name)
             globals()[name] = value

@@ -25,7 +25,7 @@ from pa_data import map_tensors
 _Loader = TypeVar("_Loader")
 
 _SMALLEST_SCALE = 2.0**-24
-"""The smallest number of fp16: at a smaller scale, all gradients of a loss of 1 would be zero."""
+"""The smallest positive number in fp16; at a smaller scale, all gradients of a loss of 1 would be zero."""
 
 
 class ProcessState(Protocol):
@@ -112,7 +112,8 @@ _PRECISION = "ACCELERATE_MIXED_PRECISION"
 def launched_with(mixed_precision: str | None, cpu: bool | None) -> Generator[None]:
     """Create an ``accelerate.Accelerator`` within the context as if the script had been launched with these options.
 
-    Arguments of its constructor have precedence. None, and False for ``cpu``, use the options of the launcher.
+    Arguments of its constructor take precedence. If an option is None (or False for ``cpu``), the launcher's option is
+    used.
 
     Raises:
         UnsupportedConfigurationError: WORLD_SIZE is set, but no launcher set the rank.
@@ -151,7 +152,7 @@ _VARIABLES_OF_PLUGINS = (
 )
 
 OTHER_ENGINES = {"deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"}
-"""The arguments of an ``accelerate.Accelerator`` that request another engine."""
+"""The ``accelerate.Accelerator`` arguments that request another engine."""
 
 
 @contextmanager
@@ -214,7 +215,7 @@ def parallelism_config(accelerator: AcceleratorLike, arguments: dict[str, Any]) 
 
 
 def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> None:
-    """Let ``accelerator.gather`` accept tensors with different numbers of rows, as in last batches.
+    """Let ``accelerator.gather`` accept tensors with different numbers of rows, which occur in the last batches.
 
     Scripts and libraries call it in evaluations, in which samples are not padded or repeated. Accelerate's own function
     needs the same shape on each process.
@@ -287,7 +288,7 @@ def unscale(scaler: torch.amp.GradScaler, *optimizers: Optimizer) -> bool:
 
 
 def settings_of_exchange(accelerator: AcceleratorLike) -> tuple[int, torch.dtype | None]:
-    """Return the size in bytes of the buckets of gradients, and the dtype of the exchange; None for their own dtype."""
+    """Return the size of gradient buckets in bytes, and the dtype for exchanging gradients (None for their own)."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     if handler is None:
         return 25 << 20, None
@@ -316,7 +317,7 @@ class Compilation(NamedTuple):
 
     Attributes:
         arguments: The arguments of ``torch.compile``.
-        by_blocks: Whether repeated blocks are compiled, and not the model as a whole.
+        by_blocks: Whether repeated blocks are compiled rather than the model as a whole.
     """
 
     arguments: dict[str, Any]
@@ -500,11 +501,11 @@ def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...]
 def files_of_export(
     tensors: Mapping[str, Tensor], max_shard_size: int | str
 ) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
-    """Return the names of the tensors in each file of an export, divided like in ``save_model``, and the index.
+    """Return the names of the tensors in each file of an export, divided as in ``save_model``, and the index.
 
     Args:
         tensors: The tensors by name; they may be on the meta device.
-        max_shard_size: The largest size of a file, in bytes or as in ``"5GB"``.
+        max_shard_size: The largest size of a file, in bytes or as a string such as ``"5GB"``.
 
     Returns:
         The names by file, and the content of the index; None for a single file.

@@ -50,14 +50,14 @@ class ScalarTransfer(Generic[TagT]):
         self._under_way: deque[_Sent[TagT]] = deque()
 
     def send(self, scalar: Tensor, tag: TagT) -> None:
-        """Start to copy a tensor with one element to the CPU; it returns at once.
+        """Start copying a tensor with one element to the CPU, and return at once.
 
         You call it, for example in ``on_train_step_end``.
 
         Args:
-            scalar: A tensor with one element, of any shape, on any device. Its value now is sent: later changes to the
-                tensor have no effect, and its autograd graph is not kept.
-            tag: Any object, which is yielded together with the number, for example the number of the batch.
+            scalar: A tensor with one element, of any shape, on any device. The current value is copied, so later
+                changes to the tensor have no effect; its autograd graph is not kept.
+            tag: Any object, for example the batch number; it is yielded together with the copied number.
 
         Raises:
             RuntimeError: The tensor has no element, or several.
@@ -78,7 +78,7 @@ class ScalarTransfer(Generic[TagT]):
         """Yield the numbers that have arrived, with their tags, in the order in which they were sent.
 
         You call it after each ``send``, and iterate over the result; each number is yielded once. It does not wait for
-        the device, unless 128 numbers are pending: then it waits for all of them.
+        the device, unless 128 numbers are pending; in that case, it waits for all of them.
 
         Yields:
             Pairs of the tag and the number as a Python float; none if no number has arrived.
@@ -102,8 +102,8 @@ class ScalarTransfer(Generic[TagT]):
         """Wait for all numbers that were sent, and yield them with their tags, in the order in which they were sent.
 
         You call it at the end of an epoch or before a checkpoint, so that no number is lost, and iterate over the
-        result. It blocks until the device has made the pending copies. Numbers that ``arrived`` has yielded are not
-        repeated.
+        result. It blocks until the device has made the pending copies. Numbers that ``arrived`` has already yielded are
+        not repeated.
 
         Yields:
             Pairs of the tag and the number as a Python float; none if no number is pending.

@@ -18,7 +18,7 @@ from pa_core.types import SupportsStateDict
 
 
 def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
-    """Return ``[*module.parameters()]``; torch also builds their names, which takes three times as long.
+    """Return ``[*module.parameters()]`` in a third of the time, because torch also builds the names.
 
     Args:
         module: A module. Overrides of ``named_parameters`` are not called.
@@ -166,7 +166,7 @@ def is_sharded_module(module: nn.Module) -> bool:
     """Return whether ``fully_shard`` of torch has split parameters of a module over the processes.
 
     Check it before you copy or export a model: every process must then take part in gathering its parameters. Within a
-    trainer, ``trainer.is_sharded`` also tells that a model will be sharded when the run starts. It does not
+    trainer, ``trainer.is_sharded`` is also True if a model will be sharded when the run starts. This function does not
     communicate.
 
     Args:
@@ -194,7 +194,7 @@ def reshard(module: nn.Module) -> None:
     """Free the gathered parameters of a sharded module, so that each process holds only its own part of them again.
 
     Call it before you change parameters outside of a training step. A forward pass gathers whole parameters, and
-    without a backward pass, for example in an evaluation, some of them stay whole; a change of them would be lost.
+    without a backward pass, for example in an evaluation, some of them stay whole; changes to these would be lost.
     Nothing is sent to other processes, and plain modules are not changed.
 
     Args:
@@ -245,7 +245,7 @@ def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
         tensors: Sharded or plain tensors, for example ``model.parameters()``.
 
     Returns:
-        A list of plain tensors in the same order. Plain tensors are in it themselves.
+        A list of plain tensors in the same order. Plain tensors are included as they are.
 
     Example:
         >>> import torch
@@ -260,7 +260,7 @@ def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor; every process must call this for a sharded tensor, and waits for the others."""
+    """Return the whole tensor; for a sharded tensor, every process must call this, and waits for the others."""
     if not is_sharded(tensor):
         return tensor
     device_type = tensor.device_mesh.device_type
@@ -284,12 +284,12 @@ def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Mod
 
     Use it for the attributes and the state dict of your class, or to export a model that you wrapped yourself; the keys
     of a wrapped model's state dict have a prefix. For the model of a trainer, ``trainer.get_model()`` does the same.
-    ``DistributedDataParallel``, ``DataParallel`` and compiled modules are unwrapped; a sharded model is its own module
-    and is returned as it is.
+    ``DistributedDataParallel``, ``DataParallel`` and compiled modules are unwrapped; a sharded model has no wrapper and
+    is returned as it is.
 
     Args:
         model: A model, wrapped or not.
-        keep_torch_compile: True, the default, returns a compiled model compiled, so that calling it stays fast; False
+        keep_torch_compile: By default (True), a compiled model stays compiled, so that calling it stays fast. False
             returns the original. A compiled model around a distributed wrapper is never kept, because the wrapper is a
             part of it.
 
@@ -325,7 +325,7 @@ def compiled_from(model: nn.Module) -> nn.Module | None:
 
 
 def missing_methods(value: object) -> list[str]:
-    """Return the names of ``state_dict`` and ``load_state_dict`` that are not methods of an object."""
+    """Return which of ``state_dict`` and ``load_state_dict`` are not methods of an object, by name."""
     return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(value, name, None))]
 
 

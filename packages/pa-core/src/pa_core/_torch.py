@@ -1,7 +1,8 @@
-"""The only module that uses private names of torch; each says why the public API is not enough.
+"""The only module that uses private names of torch; each docstring says why the public API is not enough.
 
-Importing this module looks nothing up. If a version of torch lacks a name, the function that needs it raises an error,
-and ``tests/test_torch_names.py`` of this distribution fails. Attributes that torch does not document count as private.
+No private name is looked up when this module is imported. If a version of torch lacks a name, the function that needs
+it raises an error, and ``tests/test_torch_names.py`` of this distribution fails. Attributes that torch does not
+document count as private.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ Example:
 """
 
 NESTED_SCHEDULERS: Final = "_schedulers"
-"""The attribute with the schedulers of ``SequentialLR`` and ``ChainedScheduler``, which is not documented."""
+"""The undocumented attribute with the schedulers of ``SequentialLR`` and ``ChainedScheduler``."""
 
 _MISSING: Final = object()
 
@@ -81,7 +82,7 @@ _MISSING: Final = object()
 def before_collectives(call: Callable[[str], None]) -> Generator[None]:
     """Call a function with the name of each collective operation within the context, before it begins.
 
-    ``CommDebugMode`` of torch tells their number only afterwards, when an operation may already wait forever.
+    Torch's ``CommDebugMode`` reports their number only afterwards, when an operation may already wait forever.
 
     Args:
         call: The function to call; an error that it raises is raised by the operation.
@@ -100,7 +101,7 @@ def before_collectives(call: Callable[[str], None]) -> Generator[None]:
 
 
 def _private(owner: object, name: str) -> Any:
-    """Return an attribute of an object of torch.
+    """Return an attribute of a torch object.
 
     Raises:
         UnsupportedConfigurationError: This version of torch does not have the attribute.
@@ -241,7 +242,7 @@ def has_ended(iterator: object) -> bool:
     """Whether an iterable dataset ended with the last batch; the iterator raises ``StopIteration`` only later.
 
     Args:
-        iterator: The iterator of a ``DataLoader``. Other iterators have not ended.
+        iterator: The iterator of a ``DataLoader``; for any other iterator, the result is False.
     """
     return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
 
@@ -319,7 +320,7 @@ def sharded_parameter(sharded: Any) -> DTensor:
 
 
 def gathered_parameter(sharded: Any) -> Tensor | None:
-    """Return the gathered parameter in graphs, None before it was gathered; ``unshard`` would gather it again.
+    """Return the gathered parameter in graphs, or None before it is gathered; ``unshard`` would gather it again.
 
     Args:
         sharded: One of ``parameters_of_group``.

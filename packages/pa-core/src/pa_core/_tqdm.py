@@ -23,7 +23,7 @@ _COLUMNS_IF_UNKNOWN, _LINES_IF_UNKNOWN = 79, 23
 def bars_hidden() -> Generator[None]:
     """Hide progress bars within the context, so that printed lines are not mixed with them.
 
-    Bars of tqdm that a script draws are hidden as well. If no bar was ever drawn, this does nothing.
+    Bars that a script itself draws with tqdm are hidden, too. If no bar was ever drawn, this does nothing.
 
     Example:
         >>> with bars_hidden():

@@ -40,23 +40,24 @@ __all__ = [
 
 
 class ConfigurationError(ExplainedError, ValueError):
-    """An argument has a value that cannot work, or a call comes at a moment at which it cannot work.
+    """An argument has a value that cannot work, or a method was called at the wrong time.
 
     Examples are a negative number of epochs, an unknown metric name, and ``Run.backward`` outside of the loop. It is
-    the most common error of this library: constructors, ``train()``, ``evaluate()``, ``predict()``, ``Run`` and most
+    the most common error in this library. Constructors, ``train()``, ``evaluate()``, ``predict()``, ``Run`` and most
     callbacks raise it before they change anything. Correct the call as the message says.
 
     It derives from ``ExplainedError`` and ``ValueError``, so ``except ValueError`` catches it. An argument of the wrong
     type raises ``ArgumentTypeError`` instead, and a missing package or an unsupported combination of valid arguments
-    ``UnsupportedConfigurationError``.
+    raises ``UnsupportedConfigurationError``.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
-        problem: A sentence that names the problem; it is enough if it contains the given and the expected value.
-        given: The found value, as text; an empty text, the default, is not shown.
-        expected: A description of a correct value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        problem: A sentence that states the problem; no other argument is needed if it contains the given and the
+            expected value.
+        given: The actual value, as a string; not shown if it is empty (the default).
+        expected: A description of a correct value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -77,17 +78,19 @@ class ArgumentTypeError(ExplainedError, TypeError):
 
     The constructors of ``Trainer`` and ``Run``, ``train()``, ``add_module``, ``register_for_checkpointing``, ``gather``
     and some callbacks raise it before they change anything. Pass an object of the type that the message names. A number
-    or a dataset that cannot work raises ``ConfigurationError`` instead, even if it is, for example, a text.
+    or a dataset that cannot be used raises ``ConfigurationError`` instead, even if it has the wrong type, for example a
+    string in place of a number.
 
     It derives from ``ExplainedError`` and ``TypeError``, so ``except TypeError`` catches it.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
-        problem: A sentence that names the problem; it is enough if it contains the given and the expected type.
-        given: The found value, as text; an empty text, the default, is not shown.
-        expected: A description of a correct value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        problem: A sentence that states the problem; no other argument is needed if it contains the given and the
+            expected type.
+        given: The actual value, as a string; not shown if it is empty (the default).
+        expected: A description of a correct value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -103,23 +106,23 @@ class ArgumentTypeError(ExplainedError, TypeError):
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but the environment or the combination does not support the request.
+    """Every argument is valid, but the environment does not support the request, or the arguments cannot be combined.
 
-    Causes are a package that is not installed, two trainers in a process that use different devices or precisions, a
-    feature that a sharded or a reproducible run does not have, and processes that cannot be connected. Constructors,
-    ``train()``, ``predict()``, ``connect()`` and some callbacks raise it. The message names the way out: install the
-    package, leave out an argument, or use a separate process.
+    Typical causes are a package that is not installed, two trainers in a process that use different devices or
+    precisions, a feature that sharded or reproducible runs do not support, and processes that cannot be connected.
+    Constructors, ``train()``, ``predict()``, ``connect()`` and some callbacks raise it. The message says what to do:
+    install the package, leave out an argument, or use a separate process.
 
-    It derives from ``ExplainedError`` and ``RuntimeError``, so ``except RuntimeError`` catches it, and
+    It derives from ``ExplainedError`` and ``RuntimeError``, so ``except RuntimeError`` catches it, but
     ``except ValueError`` does not.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
-        problem: A sentence that names the problem.
-        given: The found value, as text; an empty text, the default, is not shown.
-        expected: A description of a supported value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        problem: A sentence that states the problem.
+        given: The actual value, as a string; not shown if it is empty (the default).
+        expected: A description of a supported value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -134,21 +137,22 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
 
 
 class StopTrainingError(Exception):
-    """Raise it in a callback or a hook to end a run early, for example because the model is good enough.
+    """An exception that your callback or hook raises to end a run early, for example because the model is good enough.
 
-    Raise it in any event of a callback, in a hook or a step of your trainer, or in the loop of a ``Run``, on one
-    process or on all. The other callbacks are still called for the same event. ``on_stop_training_error`` and
-    ``on_training_run_end`` follow, and ``train()`` returns normally: you need not catch the error, and it is not a
-    failure. On several processes, the others learn about it with the next update, and all of them stop at the same
-    update.
+    Raise it in any callback event, or in a hook or a step of your trainer, on one process or on all. It also works in
+    the loop of a ``Run``, but every process must raise it there; to stop from a single process, call
+    ``Run.request_stop``. The other callbacks are still called for the same event. Then ``on_stop_training_error`` and
+    ``on_training_run_end`` are called, and ``train()`` returns normally. You need not catch the error, and it does not
+    count as a failure. With several processes, the other processes are told with the next update, and all processes
+    stop at the same update.
 
-    In the step of a sharded model (whose parameters are split over the processes), it raises
-    ``UnsupportedConfigurationError``, because the other processes wait for this process. Raise it in a callback
-    there, and also with ``ConvertSyncBatchNormCallback``, whose layers wait for each other. In the loop of a ``Run``,
-    only raise it on all processes; ``Run.request_stop`` works on a single process.
+    If the model is sharded (its parameters are split over the processes), raising it in a step causes an
+    ``UnsupportedConfigurationError``, because the other processes are waiting for this process. Raise it in a callback
+    instead. Do the same if you use ``ConvertSyncBatchNormCallback``, because its layers wait for the other processes in
+    each step.
 
-    It derives from ``Exception`` alone. It takes any arguments, like ``Exception``; pass the reason as a text, which
-    ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, and is raised by ``train()``.
+    It derives directly from ``Exception`` and takes the same arguments. Pass the reason as a string, which
+    ``PrintProgressCallback`` prints. ``NonFiniteLossError`` derives from it, but ``train()`` does raise that error.
 
     Example:
         >>> import torch
@@ -170,22 +174,22 @@ class StopTrainingError(Exception):
 class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, IndexError):
     """The samples, the model and the loss function of a default step do not fit together.
 
-    ``train()``, ``evaluate()`` and ``predict()`` raise it if the trainer's own steps are used, so
-    ``calculate_train_batch_loss``, ``calculate_eval_batch_loss`` or ``predict_batch`` is not overridden. It is raised
-    where torch would compute a loss of the wrong pairs without an error, for example by broadcasting, and where the
-    model takes other arguments than the batch has. Where torch itself raises an error, that error leaves the step, with
-    notes on shapes and dtypes. Reshape or convert the targets as the message says, or override the step.
+    ``train()``, ``evaluate()`` and ``predict()`` raise it in the trainer's own implementations of
+    ``calculate_train_batch_loss``, ``calculate_eval_batch_loss`` and ``predict_batch``. It is raised if torch would
+    silently compare outputs with the wrong targets, for example by broadcasting, or if the arguments of the model do
+    not match the items of the batch. If torch itself raises an error, you get torch's error, with notes about shapes
+    and dtypes. Reshape or convert the targets as the message says, or override the step.
 
     It derives from ``ExplainedError``, and is also caught as a ``RuntimeError``, a ``ValueError``, a ``TypeError`` or
     an ``IndexError``, because torch raises any of these for such batches.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
-        problem: A sentence that names the problem.
-        given: The shapes and dtypes of the batch, as text; an empty text, the default, is not shown.
-        expected: The shapes or dtypes that fit; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        problem: A sentence that states the problem.
+        given: The shapes and dtypes of the batch, as a string; not shown if it is empty (the default).
+        expected: The shapes or dtypes that fit; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -206,8 +210,8 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
     def name_step(self, step: str) -> None:
         """Append the step of the run to ``given``, so that the message says where the error happened.
 
-        The trainer calls it before the error leaves the step; you need not call it. A custom loop that calls a
-        trainer's step itself can call it once in its ``except`` block.
+        The trainer calls it before it passes the error on; you need not call it. A custom loop that calls a trainer's
+        step itself can call it once in its ``except`` block.
 
         Args:
             step: The step, in words that follow "in", for example ``"training step 3 of epoch 1"``.
@@ -224,23 +228,23 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
 
 
 class BatchOutputError(ExplainedError, TypeError):
-    """A step, ``predict_batch`` or a call of ``backward`` gave values that the run cannot use.
+    """The run cannot use the values that a step or ``predict_batch`` returned, or that were passed to ``backward``.
 
     ``train()`` and ``evaluate()`` raise it, usually in the first step, if ``calculate_train_batch_loss`` or
-    ``calculate_eval_batch_loss`` does not return a dictionary with the keys ``loss`` (a tensor with one element, in
-    training with a graph), ``model_outputs`` and ``batch_size`` (a whole number). ``Run.backward`` and ``Run.log``
-    raise it for a ``num_items`` that is not a whole number. ``predict(write=...)`` raises it if the predictions are not
-    rows that fit the file. Correct the returned values as the message says.
+    ``calculate_eval_batch_loss`` does not return a dictionary with the keys ``loss`` (a tensor with one element and, in
+    training, with an autograd graph), ``model_outputs`` and ``batch_size`` (a whole number). ``Run.backward`` and
+    ``Run.log`` raise it for a ``num_items`` that is not a whole number. ``predict(write=...)`` raises it if the
+    predictions are not rows that fit the file. Correct the returned values as the message says.
 
     It derives from ``ExplainedError`` and ``TypeError``, so ``except TypeError`` catches it.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
         problem: A sentence that names the problem and the method.
-        given: The returned value, as text; an empty text, the default, is not shown.
-        expected: A description of a correct value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        given: The returned value, as a string; not shown if it is empty (the default).
+        expected: A description of a correct value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -264,17 +268,17 @@ class OverrideError(ExplainedError, TypeError):
     The ``class`` statement raises it, so you see it before any run. It is raised if the class, or a mixin of it,
     defines a private name of the trainer (rename the method), or a method of pytorch-accelerated that this library does
     not call (the message names the replacement). A method whose name is only close to a method of the loop, for example
-    a typo, is reported by a ``UserWarning`` instead.
+    because of a typo, causes a ``UserWarning`` instead.
 
     It derives from ``ExplainedError`` and ``TypeError``, so ``except TypeError`` around the class statement catches it.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
         problem: A sentence that names the class and the method, and says what to do.
-        given: The found value, as text; an empty text, the default, is not shown.
-        expected: A description of a correct value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        given: The actual value, as a string; not shown if it is empty (the default).
+        expected: A description of a correct value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         A private method of the trainer would be replaced::
@@ -288,25 +292,25 @@ class OverrideError(ExplainedError, TypeError):
 
 
 class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
-    """The run ended because a loss became NaN or infinite, or because the gradients of fp16 always overflow.
+    """The run ended because a loss became NaN or infinite, or because gradients in fp16 always overflow.
 
     ``train()``, ``evaluate()`` and the ``with`` block of a ``Run`` raise it, so that the script exits with status 1. It
-    is raised if ``TerminateOnNaNCallback``, a default callback of ``Trainer``, finds such a loss; with
-    ``mixed_precision="fp16"`` also without the callback, if the gradients overflow at every scale. The run ends like
-    after ``StopTrainingError``, with ``on_stop_training_error`` and ``on_training_run_end``, before the error is
-    raised. Lower the learning rate, clip the gradients with ``gradient_clip_norm``, or check the batch that the message
-    names.
+    is raised if ``TerminateOnNaNCallback``, a default callback of ``Trainer``, finds such a loss. With
+    ``mixed_precision="fp16"``, it is also raised without the callback if the gradients overflow at every scale. Before
+    the error is raised, ``on_stop_training_error`` and ``on_training_run_end`` are called, as for any
+    ``StopTrainingError``. Lower the learning rate, clip the gradients with ``gradient_clip_norm``, or check the batch
+    that the message names.
 
     It derives from ``ExplainedError``, ``StopTrainingError`` and ``ArithmeticError``, so ``except ArithmeticError``
     catches it, for example in a search over learning rates.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
-        problem: A sentence that names the loss.
-        given: Its value and its batch, as text; an empty text, the default, is not shown.
-        expected: A description of a correct value; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        problem: A sentence that says which loss it is.
+        given: The value of the loss, and its batch, as a string; not shown if it is empty (the default).
+        expected: A description of a correct value; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> import torch
@@ -324,19 +328,20 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
 
 
 class TrainingPreempted(SystemExit):  # not an error: it ends a script like SystemExit
-    """The run was interrupted because its machine will be taken away: a training state is saved, and the script ends.
+    """The run was interrupted because its machine will be taken away; a training state is saved, and the script ends.
 
-    ``train()`` and the loops of a ``Run`` raise it on every process, after a preemption was requested: by a signal that
-    ``SaveTrainingStateCallback`` watches, for example the SIGTERM of a scheduler, or by
-    ``trainer.request_preemption()``. Without that callback no state is saved. Leave it uncaught: the script then ends
-    without a traceback and with exit status 75 (``EX_TEMPFAIL`` of ``sysexits.h``, a temporary failure), by which a
-    scheduler recognizes that it can start the same script again; ``train(resume_from=...)`` then continues the run.
+    ``train()`` and the loops of a ``Run`` raise it on every process after a preemption was requested, either by a
+    signal that ``SaveTrainingStateCallback`` watches, for example SIGTERM from a scheduler, or by
+    ``trainer.request_preemption()``. Without that callback, no state is saved. Leave it uncaught, so that the script
+    ends without a traceback and with exit status 75 (``EX_TEMPFAIL`` in ``sysexits.h``, a temporary failure). This
+    status tells a scheduler that it can start the same script again, and ``train(resume_from=...)`` then continues the
+    run.
 
-    It derives from ``SystemExit``, so neither ``except Exception`` nor ``except ValueError`` catches it, and
-    ``finally`` blocks run. It has no arguments. Catch it by its name to clean up, and raise it again.
+    It derives from ``SystemExit``, so neither ``except Exception`` nor ``except ValueError`` catches it, but
+    ``finally`` blocks still run. It has no arguments. To clean up, catch ``TrainingPreempted`` and raise it again.
 
     Attributes:
-        STATUS: The exit status, 75; ``code`` of an instance is the same.
+        STATUS: The exit status, 75, which is also the ``code`` of each instance.
 
     Example:
         >>> import torch
@@ -362,19 +367,19 @@ class TrainingPreempted(SystemExit):  # not an error: it ends a script like Syst
 
 
 class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like SystemExit
-    """A batch of ``per_device_batch_size="fit"`` did not fit into memory; the script ends, to be started again.
+    """With ``per_device_batch_size="fit"``, a batch did not fit into memory; the script ends and must be started again.
 
-    ``train()`` and the block of a ``Run`` raise it if an accelerator runs out of memory after the trial updates that
-    chose the batch size. Before that, they write a note with half the batch size to the folder of
-    ``SaveTrainingStateCallback``, and a line to stderr; without such a folder, the memory error of torch is raised
+    ``train()`` and the ``with`` block of a ``Run`` raise it if an accelerator runs out of memory after the trial
+    updates that chose the batch size. Before they raise it, they write a note with half the batch size to the folder of
+    ``SaveTrainingStateCallback``, and print a line to stderr. Without such a folder, torch's own memory error is raised
     instead, with advice. Leave it uncaught, so that the script ends with status 75, and start the script again with
     ``resume_from``: the run continues with smaller batches, and with the same updates.
 
-    It derives from ``SystemExit``, so ``except Exception`` does not catch it. It has no arguments. The memory error of
-    torch is its ``__cause__``.
+    It derives from ``SystemExit``, so ``except Exception`` does not catch it. It has no arguments. Its ``__cause__`` is
+    torch's memory error.
 
     Attributes:
-        STATUS: The exit status, 75, which ``TrainingPreempted`` has too; ``code`` of an instance is the same.
+        STATUS: The exit status, 75, which ``TrainingPreempted`` also has. It is also the ``code`` of each instance.
 
     Example:
         Clean up before the script ends::
@@ -405,13 +410,13 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     ``except ValueError`` catch it. Unlike a plain ``KeyError``, whose text is the quoted key, its text is the whole
     explanation.
 
-    The four arguments are also attributes; ``str(error)`` shows each of them that is not empty on its line.
+    The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.
 
     Args:
         problem: A sentence that names the metric, and the recorded metrics.
-        given: The requested name, as text; an empty text, the default, is not shown.
-        expected: The recorded metrics; not shown if it is empty, the default.
-        do: The action that solves the problem; not shown if it is empty, the default.
+        given: The requested name, as a string; not shown if it is empty (the default).
+        expected: The recorded metrics; not shown if it is empty (the default).
+        do: What to do about the problem; not shown if it is empty (the default).
 
     Example:
         >>> from pa_core import InMemoryRunHistory, MetricNotFoundError
@@ -436,10 +441,10 @@ def is_explained(error: BaseException) -> TypeGuard[ExplainedError]:
 
 @contextmanager
 def as_configuration_error(do: str = "") -> Generator[None]:
-    """Convert an error of a library into the documented ``ConfigurationError``.
+    """Convert a ``ValueError`` of another library into the documented ``ConfigurationError``.
 
     Args:
-        do: The advice in terms of the arguments here; empty for the advice of the library.
+        do: The advice in terms of this library's arguments; if it is empty, the other library's advice is kept.
 
     Raises:
         ConfigurationError: The block raised a ``ValueError``.

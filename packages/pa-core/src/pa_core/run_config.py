@@ -13,41 +13,41 @@ from pa_core.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The settings of the current run, for callbacks and trackers; read it as ``trainer.run_config``.
+    """The settings of the current run, for callbacks and trackers; available as ``trainer.run_config``.
 
-    The trainer creates it when ``train()``, ``evaluate()`` or the block of a ``Run`` begins; you only construct it in
-    tests of your callbacks. Every value can be read as an attribute or by key (an unknown key raises ``KeyError``), and
-    none can be assigned. The dataloader arguments are copies, so changing the original dictionaries does not change
-    them. A count may be given as a float that is whole.
+    The trainer creates it when ``train()``, ``evaluate()`` or the ``with`` block of a ``Run`` begins; you need to
+    construct it only in tests of your callbacks. Every value can be read as an attribute or by key (an unknown key
+    raises ``KeyError``), and no value can be assigned. The dataloader arguments are copies, so changing the original
+    dictionaries does not change them. A count may be given as a float that is whole.
 
     A run that only evaluates makes no updates: it has ``num_epochs=1``, ``num_update_steps_per_epoch=0`` and
     ``max_num_train_steps`` None or 0. All other values follow the same rules as in training.
 
     Args:
-        num_epochs: Epochs of this run, at least 1.
-        train_per_device_batch_size: Samples in a training batch of one process.
+        num_epochs: The number of epochs of this run, at least 1.
+        train_per_device_batch_size: The number of samples in a training batch of one process.
         train_dl_kwargs: The arguments of the training dataloader.
-        eval_per_device_batch_size: Samples in an evaluation batch of one process.
+        eval_per_device_batch_size: The number of samples in an evaluation batch of one process.
         eval_dl_kwargs: The arguments of the evaluation dataloader.
-        gradient_accumulation_steps: Training batches of one process in an optimizer update.
+        gradient_accumulation_steps: The number of training batches of one process in an optimizer update.
         gradient_clip_value: Each element of the gradients is clipped to ``[-value, value]``; None does not clip.
-        train_total_batch_size: Samples of all processes in an optimizer update.
-        eval_total_batch_size: Samples of all processes in an evaluation step.
-        num_update_steps_per_epoch: Optimizer updates in an epoch. If epochs differ in length, this is the mean of all
-            of them, rounded up; the length of each is in ``trainer.epoch_lengths``.
+        train_total_batch_size: The number of samples in an optimizer update, over all processes.
+        eval_total_batch_size: The number of samples in an evaluation step, over all processes.
+        num_update_steps_per_epoch: The number of optimizer updates in an epoch. If epochs differ in length, this is
+            their mean length, rounded up; ``trainer.epoch_lengths`` has the length of each epoch.
         max_num_train_steps: The number of optimizer updates of the run. If it was passed to ``train()``, ``num_epochs``
             follows from it; otherwise it follows from ``num_epochs``.
         is_local_process_zero: True in the first process of each machine.
-        is_world_process_zero: True in the first process of all.
+        is_world_process_zero: True only in the first of all processes.
         is_distributed: True if several processes train together.
         mixed_precision: The precision of the run: ``"no"``, ``"fp16"`` or ``"bf16"``. On a CPU, where ``"fp16"`` has no
             effect, it is ``"no"``.
-        num_processes: Processes that take part.
-        gradient_clip_norm: All gradients are scaled down together so that their norm is at most this. None, the
-            default, does not clip, because clipping changes the gradient.
+        num_processes: The number of processes that train together.
+        gradient_clip_norm: All gradients are scaled down together so that their common norm is at most this value.
+            None, the default, does not clip, because clipping changes the gradient.
         seed: The seed of the order of the data and of the augmentation. None, the default, means that no seed was
             drawn, for example in an evaluation.
-        num_local_update_steps_per_epoch: Optimizer updates of this process in an epoch. The default is
+        num_local_update_steps_per_epoch: The number of optimizer updates of this process in an epoch. The default is
             ``num_update_steps_per_epoch``, because every process takes part in every update.
 
     Raises:
@@ -110,10 +110,10 @@ class TrainerRunConfig:
         object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
 
     def keys(self) -> tuple[str, ...]:
-        """Return the names of all values, in the order of the constructor; with them, ``dict(config)`` works.
+        """Return the names of all values, in the order of the constructor; ``dict(config)`` uses them.
 
         Returns:
-            A tuple of the names of the constructor's arguments, from ``"num_epochs"`` to
+            A tuple of the constructor's argument names, from ``"num_epochs"`` to
             ``"num_local_update_steps_per_epoch"``.
 
         Example:
@@ -139,11 +139,11 @@ class TrainerRunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return all values in a form that ``json.dumps`` accepts, for example to log them to a tracker.
 
-        ``dict(config)`` has the same keys, with the values themselves, for example a collate function.
+        ``dict(config)`` has the same keys, but keeps each value as it is, for example a collate function.
 
         Returns:
-            A new dictionary of numbers, texts, True, False and None, and of dictionaries and lists of these. Functions
-            and classes become their qualified names, and other objects, for example samplers, their ``repr``.
+            A new dictionary of numbers, strings, True, False and None, and of dictionaries and lists of these.
+            Functions and classes become their qualified names, and other objects, for example samplers, their ``repr``.
 
         Example:
             >>> import json, torch
@@ -161,7 +161,7 @@ class LoaderSettings(NamedTuple):
     """The settings of a loader in a run config.
 
     Attributes:
-        batch_size: Samples in a batch of one process.
+        batch_size: The number of samples in a batch of one process.
         kwargs: The arguments of the loader.
     """
 
@@ -176,7 +176,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
 
     Args:
         name: The name of the argument, for the message.
-        value: The value of the argument. Integers of numpy are accepted; booleans and floats, even 2.0, are not.
+        value: The value of the argument. NumPy integers are accepted; booleans and floats, even 2.0, are not.
         minimum: The smallest value that is accepted. The default, 1, suits a number of steps or epochs.
 
     Raises:
@@ -196,7 +196,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
 
 
 def is_positive(value: object) -> bool:
-    """Return whether a value is a number above 0, of Python or numpy; booleans are not."""
+    """Return whether a value is a Python or NumPy number above 0; booleans do not count as numbers."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0
 
 
@@ -205,8 +205,8 @@ def check_clip_threshold(name: str, value: object) -> None:
 
     Args:
         name: The name of the argument, for the message.
-        value: The value of the argument; None switches clipping off. Infinity is accepted: it clips nothing and still
-            measures the norm of the gradients.
+        value: The value of the argument; None switches clipping off. With infinity, nothing is clipped, but the norm of
+            the gradients is still measured.
 
     Raises:
         ConfigurationError: ``value`` is neither None nor a positive number.
@@ -216,7 +216,7 @@ def check_clip_threshold(name: str, value: object) -> None:
 
 
 def _plain(value: object) -> Any:
-    """Return ``value`` as nested dict, list, str, int, float, bool and None only."""
+    """Convert ``value`` to nested dictionaries and lists of strings, numbers, booleans and None."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Integral):

@@ -53,7 +53,7 @@ class TinyClassifier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of a batch.
 
-        Call the model itself, ``model(inputs)``, as the example of `TinyClassifier` does.
+        Call the model itself, ``model(inputs)``, as in the example of `TinyClassifier`.
 
         Args:
             inputs: A float tensor of shape ``(batch, num_features)``.
@@ -101,11 +101,11 @@ def make_classification(
     `TinyClassifier` can learn it; use ``make_regression`` for a regression.
 
     Args:
-        num_samples: The number of samples. The default, 32, is four batches of 8. The classes take turns, so they are
-            equally frequent.
+        num_samples: The number of samples. The default, 32, is four batches of 8. Successive samples cycle through the
+            classes, so the classes are balanced.
         num_features: The number of features of an input. The default, 4, fits the default of `TinyClassifier`.
         num_classes: The number of clusters. The default, 3, fits the default of `TinyClassifier`, and is more than the
-            two classes of a binary task, for which metrics have other functions.
+            two classes of a binary task, for which metrics libraries have separate functions.
         seed: The seed of the values, so that each call returns the same samples by default. The global random number
             generators are not used.
 
@@ -134,7 +134,8 @@ class RecordingCallback(TrainerCallback):
 
     Attributes:
         events: The names of the events, in the order in which they were called; empty before the first run.
-        arguments: The keyword arguments of each event, dictionaries in the same order; without the trainer itself.
+        arguments: The keyword arguments of each event, as dictionaries in the same order; the trainer itself is left
+            out.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A trainer for the schedulers of timm, which get the position of the run instead of counting themselves."""
+"""A trainer for timm's schedulers, which are passed the number of epochs or updates instead of counting themselves."""
 
 from __future__ import annotations
 
@@ -39,34 +39,35 @@ class TimmSchedulerLike(StatefulScheduler, Protocol):
 class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedulerLike]):
     """Train with a scheduler that has the interface of timm's schedulers; timm itself is not needed.
 
-    Use it for ``timm.scheduler``, whose schedulers do not count their steps; ``Trainer`` steps the schedulers of torch.
-    It has the arguments and methods of ``Trainer``. Pass a function that makes the scheduler as ``create_scheduler_fn``
-    to ``train()``, for example ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``.
+    Use it for ``timm.scheduler``, whose schedulers do not count their own steps; use ``Trainer`` for torch's
+    schedulers. It has the arguments and methods of ``Trainer``. Pass ``train()`` a function that creates the scheduler
+    as ``create_scheduler_fn``, for example ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``.
 
-    The trainer calls ``scheduler.step_update(num_updates=...)`` after each optimizer update with the number of updates
-    of the run so far, and ``scheduler.step(epoch, metric)`` after each epoch with the number of epochs of the run so
-    far and the evaluation loss, None without an evaluation.
+    The trainer calls ``scheduler.step_update(num_updates=...)`` after each optimizer update, with the number of updates
+    that the run has completed, and ``scheduler.step(epoch, metric)`` after each epoch, with the number of completed
+    epochs and the evaluation loss (None without an evaluation).
 
     Args:
         model: The module to train.
-        loss_func: Called as ``loss_func(model_outputs, targets)``; None for a model that returns its own loss.
+        loss_func: A function that is called as ``loss_func(model_outputs, targets)``; None for a model that returns its
+            own loss.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
         callbacks: Callbacks, as classes or instances. The default, ``DEFAULT_CALLBACKS``, prints the progress and the
             metrics, and ends a run whose loss is NaN.
         run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
         mixed_precision: "no", "bf16" or "fp16". None, the default, uses the launcher's setting.
         cpu: True trains on the CPU. None, the default, uses the launcher's setting.
-        max_wait_seconds: The seconds that a process waits for another process before all of them print where they are
-            and exit; 600 by default, the same as NCCL's timeout.
+        max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
+            they are and exit. The default is 600, the same as NCCL's timeout.
         create_optimizer_fn: A function that is called with the model and returns its optimizer, in place of
             ``optimizer``; None by default.
         reproducible: "any_processes" makes results bit-for-bit identical on any number of processes; None, the default,
-            does not. ``Trainer`` explains it and all other arguments in detail.
+            does not. The docstring of ``Trainer`` explains all arguments in detail.
 
     Raises:
         ArgumentTypeError: An argument has the wrong type.
-        ConfigurationError: An argument cannot work. ``train()`` raises it if the scheduler does not have the two
-            methods.
+        ConfigurationError: An argument cannot work. ``train()`` also raises it if the scheduler does not have
+            ``step_update`` and ``step``.
         UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
 
     Example:
@@ -99,17 +100,17 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
         The trainer calls it once in each ``train()``; you need not call it yourself. Placeholders in a
         ``functools.partial`` are replaced by the numbers of the run. Override it to create the scheduler without a
-        function; ``self.optimizer`` and ``self.run_config`` are ready then.
+        function; ``self.optimizer`` and ``self.run_config`` are ready when it is called.
 
         Returns:
             The scheduler; None if ``train()`` was passed no function.
 
         Raises:
-            ConfigurationError: The scheduler has no ``step_update``, or its ``step`` is not called with an epoch and a
+            ConfigurationError: The scheduler has no ``step_update``, or its ``step`` does not take an epoch and a
                 metric.
 
         Example:
-            An override with a scheduler of timm::
+            An override that creates a timm scheduler::
 
                 class WithCosine(TrainerWithTimmScheduler):
                     def create_scheduler(self):
@@ -129,7 +130,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def scheduler_step(self) -> None:
-        """Call ``scheduler.step_update`` with the number of updates of the run so far; 1 after the first update.
+        """Call ``scheduler.step_update`` with the number of completed updates of the run, 1 after the first update.
 
         The trainer calls it after each optimizer update, except after updates whose gradients overflowed in fp16; you
         need not call it yourself. Override it if your scheduler needs other arguments, for example a metric;
@@ -146,7 +147,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
     @override
     def training_run_epoch_end(self) -> None:
-        """Call ``scheduler.step`` with the number of epochs of the run so far and the evaluation loss.
+        """Call ``scheduler.step`` with the number of completed epochs of the run and the evaluation loss.
 
         The trainer calls it at the end of each epoch, after its evaluation; you need not call it yourself. The loss is
         None without an evaluation in this epoch; with several evaluation sets, it is the loss of the first set. An
@@ -167,7 +168,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
 
 
 def _follows_timm(scheduler: TimmSchedulerLike) -> bool:
-    """Whether a scheduler really has timm's interface, because the result of the factory is not checked."""
+    """Whether a scheduler really has timm's interface; the result of the factory is not checked elsewhere."""
     return hasattr(scheduler, "step_update") and len(inspect.signature(scheduler.step).parameters) > 1
 
 
@@ -178,7 +179,7 @@ _PLAIN = (bool, int, float, str, list, tuple, type(None))
 def _complete_state(scheduler: TimmSchedulerLike) -> None:
     """Complete the state of a timm scheduler that wraps a scheduler of torch.
 
-    For ``PlateauLRScheduler``, timm saves only the best value, and not the number of epochs since then.
+    For ``PlateauLRScheduler``, timm saves only the best value, but not the number of epochs since then.
     """
     attributes: dict[str, Any] = getattr(scheduler, "__dict__", {})
     inner = {name: value for name, value in attributes.items() if isinstance(value, LRScheduler)}

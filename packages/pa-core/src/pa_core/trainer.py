@@ -84,34 +84,34 @@ class Trainer(
             training_run_epoch_end, on_training_run_epoch_end
         training_run_end, on_training_run_end
 
-    An accumulation group is the batches whose gradients make an optimizer update. ``AnyTrainer`` lists the attributes,
-    for example ``run_history``, the recorded metrics, and ``run_config``, the settings of the run. Training states (see
-    ``save_training_state``) contain everything that a resumed run needs.
+    An accumulation group consists of the batches whose gradients are combined in an optimizer update. ``AnyTrainer``
+    lists the attributes, for example ``run_history`` (the recorded metrics) and ``run_config`` (the settings of the
+    run). Training states (see ``save_training_state``) contain everything that a resumed run needs.
 
     Args:
-        model: The module to train. It is moved to the device, and not wrapped, even on several processes.
-        loss_func: Called as ``loss_func(model_outputs, targets)``. By default, a batch is a pair of inputs and targets,
-            as a ``TensorDataset`` of two tensors gives, and the model is called with the inputs. None for a model that
-            returns its own loss when called with the items of a batch that is a mapping, or if
-            ``calculate_*_batch_loss`` are overridden.
+        model: The module to train. It is moved to the device, but not wrapped, even with several processes.
+        loss_func: A function that is called as ``loss_func(model_outputs, targets)``. By default, a batch is a pair of
+            inputs and targets, as a ``TensorDataset`` of two tensors gives, and the model is called with the inputs.
+            Pass None if the model returns its own loss when called with the items of a batch (a mapping), or if you
+            override the ``calculate_*_batch_loss`` methods.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
         callbacks: Callbacks, as classes or instances; their events are called in this order. The default,
             ``DEFAULT_CALLBACKS``, prints the progress and the metrics, and ends a run whose loss is NaN. Any list
-            replaces it: an empty list does neither, and ``[*DEFAULT_CALLBACKS, ...]`` adds to it.
+            replaces the default; use ``[*DEFAULT_CALLBACKS, ...]`` to add to it.
         run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
         mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
             weights. The default, None, uses the setting of ``accelerate launch``, or "no". All trainers in a process
             must use the same precision.
-        cpu: True trains on the CPU. The default, None, uses the launcher's setting, and by default an available GPU.
-            All trainers in a process must use the same device.
+        cpu: True trains on the CPU. The default, None, uses the launcher's setting or, without such a setting, a GPU if
+            available. All trainers in a process must use the same device.
         max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
             they are and exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no
-            diagnostics. The limit grows to ten times the slowest update if that is longer. None leaves the timeout to
-            the process group.
+            diagnostics. The limit grows to ten times the duration of the slowest update if that is longer. None leaves
+            the timeout to the process group.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
-            ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if you
-            shard it. Only needed for optimizers that read the shapes of their parameters when they are made; None by
-            default.
+            ``optimizer``. It is called once, when the first training run begins, after any sharding of the model. You
+            need it only for optimizers that read the shapes of their parameters when they are created. The default is
+            None.
         reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
             processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
             micro-batches, the parts that each update is divided into. None, the default, is faster: results on
@@ -227,77 +227,79 @@ class Trainer(
     ) -> None:
         """Train the model for some epochs, and evaluate after each of them if there is an evaluation dataset.
 
-        You call it on every process; it returns when the run is complete, or a ``StopTrainingError`` ended it. The mean
-        losses are recorded in ``run_history`` as ``train_loss_epoch`` and ``eval_loss_epoch``, and the trained weights
-        are in the model that you passed to the trainer. You may call it again: the model and the optimizer continue as
-        they are.
+        You call it on every process; it returns when the run is complete, or when a ``StopTrainingError`` ends it. The
+        mean losses are recorded in ``run_history`` as ``train_loss_epoch`` and ``eval_loss_epoch``, and the trained
+        weights are in the model that you passed to the trainer. If you call it again, the model and the optimizer
+        continue from their current state.
 
         The run draws one number from torch's global generator on rank zero. The order of the data and the randomness of
-        augmentation follow from it, so ``torch.manual_seed(...)`` before the run is the only seed that you set.
+        augmentation follow from it, so you only need to call ``torch.manual_seed(...)`` before the run.
 
-        With several processes, an exception that all of them raise leaves ``train()`` as usual. A process that fails
-        alone prints its exception and exits, even within ``try``, because the others would wait for it. ``evaluate()``
-        does the same.
+        With several processes, an exception that all of them raise can be caught as usual. A process that fails alone
+        prints its exception and exits, even within a ``try`` block, because the others would otherwise wait for it. The
+        same is true of ``evaluate()``.
 
         Args:
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
                 returned it: on several processes its samples are split, in the order of its sampler.
             num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
-            eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None, the default, for
-                no evaluation. Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the
-                other, and the names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap a set in an
-                ``EvaluationSet`` to evaluate it less often than after each epoch.
+            eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them. By default (None),
+                there is no evaluation. Several named sets, passed as ``{"val": ..., "test_ood": ...}``, are evaluated
+                one after the other, and the names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``.
+                Wrap a set in an ``EvaluationSet`` to evaluate it less often than after each epoch.
             per_device_batch_size: The number of samples in a batch of one process; the default, 8, fits on almost any
                 device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
-                uses as many as fit into the memory of each device, which trial updates find out before the run; their
-                effects are undone.
-            max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. 10,000 updates
-                are ten epochs if an epoch has 1,000, and the run may end mid-epoch. Data without a length requires it.
-                None, the default, trains ``num_epochs``.
+                uses as many samples as fit into the memory of each device. This number is determined by trial updates
+                before the run, whose effects are undone.
+            max_num_train_steps: The number of optimizer updates of the run; it overrides ``num_epochs``. For example,
+                10,000 updates are ten epochs of 1,000 updates. The run may end mid-epoch. Data without a length
+                requires this argument. None, the default, trains for ``num_epochs``.
             gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default, 1,
                 updates after each batch. The gradient is computed for the mean loss over all samples of the update. The
                 last update of an epoch may have fewer batches.
             gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
                 default, does not clip.
             create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
-                ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, because its
-                schedule depends on the length of the run, unlike ``create_optimizer_fn``, whose optimizer the trainer
-                keeps. Without a function, the run uses ``trainer.scheduler``, which is the scheduler that you assigned,
-                or the scheduler of the previous run.
-            train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader, which
-                override ``get_default_train_dl_kwargs``. None, the default, overrides none.
-            eval_dataloader_kwargs: The same for the evaluation loaders, which override ``get_default_eval_dl_kwargs``.
+                ``functools.partial`` may be ``TrainerPlaceholderValues``. It is called in each run, because the
+                schedule depends on the length of the run; in contrast, ``create_optimizer_fn`` is called only once.
+                Without a function, the run uses ``trainer.scheduler``, which is the scheduler that you assigned, or the
+                scheduler of the previous run.
+            train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader; they override
+                ``get_default_train_dl_kwargs``. None, the default, overrides nothing.
+            eval_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the evaluation loaders; they
+                override ``get_default_eval_dl_kwargs``. None, the default, overrides nothing.
             reset_run_history: True, the default, begins with an empty history. False keeps the metrics and the epoch
                 count of the previous run, and continues them.
             collate_fn: A function that makes a batch of a list of samples, for both loaders. None, the default, stacks
                 tensors, as ``DataLoader`` does.
             gradient_clip_norm: All gradients are scaled down together to at most this norm. The norm before clipping is
-                ``trainer.gradient_norm``. None, the default, does not clip.
+                available as ``trainer.gradient_norm``. None, the default, does not clip.
             resume_from: A training state, or a folder of states (the newest valid state is used). Either can be a URL
                 in an object store, such as ``"s3://bucket/states"``. ``num_epochs`` includes the epochs before the
-                interruption. A complete run is restored as it ended. None, the default, begins a new run.
-            resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because a mistyped
-                path would begin again; ``"start"`` begins a new run, so that a job script can always pass both
-                arguments.
-            resume_allow: Names of differences from the saved run to accept; without its name here, each raises an
+                interruption. If the saved run is complete, its final state is restored. None, the default, begins a new
+                run.
+            resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because otherwise
+                a mistyped path would begin a new run; ``"start"`` begins a new run, so that a job script can always
+                pass both arguments.
+            resume_allow: Names of the differences from the saved run that are accepted. Any other difference raises an
                 error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
                 "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add
                 "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
             step_scheduler: When the trainer steps the scheduler: after each ``"update"``, the default, or after each
                 ``"epoch"`` and its evaluation.
-            watch_metric: The full name of the metric, for example "eval_loss_epoch", that schedulers such as
-                ``ReduceLROnPlateau`` are stepped with, after each epoch. None, the default, is for schedulers that need
-                no metric.
+            watch_metric: The full name of a metric, for example "eval_loss_epoch". After each epoch, its value is
+                passed to schedulers such as ``ReduceLROnPlateau``. None, the default, is for schedulers that need no
+                metric.
             order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses
-                the order of the dataset, if it has an order, and otherwise visits each sample once in a random order.
+                the order of the dataset if it has an order, and otherwise visits each sample once in a random order.
             sanity_eval_steps: The number of batches of each evaluation set, for example 2, that a new run evaluates
                 before its first epoch. The default, 0, evaluates none. Use it to find errors in the evaluation and
-                misspelled names of metrics before hours are spent. The run is bit-for-bit identical to a run without
-                it, because callbacks are called on copies and nothing is recorded.
-            samples_per_update: The number of samples of all processes in an optimizer update. Batches and accumulation
-                are computed from it, on any number of processes; ``per_device_batch_size`` is then the largest number
-                of samples that a process computes at a time. None, the default, is for updates of
-                ``gradient_accumulation_steps`` batches of each process.
+                misspelled metric names before the run has taken hours. The run is bit-for-bit identical to a run
+                without this evaluation, because callbacks are called on copies and nothing is recorded.
+            samples_per_update: The total number of samples in an optimizer update, over all processes. The batches and
+                the accumulation follow from it, on any number of processes; ``per_device_batch_size`` is then the
+                largest number of samples in a forward pass of one process. By default (None), an update consists of
+                ``gradient_accumulation_steps`` batches from each process.
 
         Raises:
             ArgumentTypeError: An argument has the wrong type.
@@ -309,10 +311,10 @@ class Trainer(
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             CheckpointNotFoundError: There is no training state to resume.
             CheckpointError: No training state is valid, or resuming would change the meaning of the run.
-            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
-            SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again:
-                it resumes with smaller batches. A ``SystemExit``.
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+            TrainingPreempted: The run was preempted, and its training state was saved; a ``SystemExit``.
+            SmallerBatchNeeded: With ``per_device_batch_size="fit"``, a later batch did not fit. Start the script again
+                to resume with smaller batches. It is a ``SystemExit``.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run. It is raised after the last events.
 
         Example:
             >>> import torch
@@ -406,22 +408,22 @@ class Trainer(
     ) -> dict[str, float]:
         """Evaluate the model on a dataset without training it, and record the loss as ``evaluation_loss``.
 
-        You call it on every process, for a test set after training, or for a model that was loaded. Evaluations after
-        each training epoch are made by ``train(eval_dataset=...)``. Each sample counts once, on any number of
-        processes. The weights do not change, and no gradients are computed.
+        You call it on every process, for example with a test set after training, or with a loaded model. To evaluate
+        after each training epoch, pass ``eval_dataset`` to ``train()`` instead. Each sample counts once, on any number
+        of processes. The weights do not change, and no gradients are computed.
 
         Args:
             dataset: The samples to evaluate, or a ``DataLoader`` of them. None, the default, evaluates the data of the
-                previous run of any kind. Each of several sets by name is evaluated, and its loss is recorded as
-                ``evaluation_NAME_loss``.
+                previous run of any kind. If you pass several named sets, each set is evaluated, and its loss is
+                recorded as ``evaluation_NAME_loss``.
             per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
                 ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
-            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override
-                ``get_default_eval_dl_kwargs``. None, the default, overrides none.
+            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader; they override
+                ``get_default_eval_dl_kwargs``. None, the default, overrides nothing.
             collate_fn: A function that makes a batch of a list of samples. None, the default, keeps the function of the
                 previous run.
-            reset_run_history: True, the default, begins with an empty history. False keeps the metrics that are
-                recorded already.
+            reset_run_history: True, the default, begins with an empty history. False keeps the metrics that are already
+                recorded.
 
         Returns:
             A dictionary of the metrics of this evaluation by name, each a float: the loss, the metrics that steps
@@ -433,7 +435,7 @@ class Trainer(
             RanksDifferError: The processes were passed different arguments, models or samples; a ``ValueError``.
             BatchMismatchError: The samples, the model and the loss function do not fit together.
             BatchOutputError: An overridden step returned values that cannot be used.
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run. It is raised after the last events.
 
         Example:
             >>> import torch
@@ -493,13 +495,13 @@ class Trainer(
         """Calculate the training loss of a batch; override it for a custom loss or several outputs.
 
         The trainer calls it for each training batch, and then runs the backward pass, so an override must not call
-        ``backward``. Call ``self.model`` in it; ``super()`` need not be called. ``self.log(name, value)`` in it records
-        the mean of a metric over the epoch.
+        ``backward``. Call ``self.model`` in it; ``super()`` need not be called. Call ``self.log(name, value)`` in it to
+        record the mean of a metric over the epoch.
 
         Args:
-            batch: A batch of the training loader, on the device; by default inputs and targets at the indices 0 and 1.
-                With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its outputs have
-                the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
+            batch: A batch of the training loader, on the device. By default, it has the inputs at index 0 and the
+                targets at index 1. With ``loss_func=None``, it is a mapping, and the model is called as
+                ``model(**batch)`` and returns outputs with ``.loss`` or ``["loss"]``, like Hugging Face models.
 
         Returns:
             A dictionary (see ``BatchOutput``) with ``loss``, ``model_outputs`` and ``batch_size``, and any further
@@ -533,18 +535,19 @@ class Trainer(
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; override it for a custom loss, or to log metrics of the batch.
 
-        The trainer calls it for each evaluation batch, in evaluation mode and without gradients.
-        ``self.log(name, value)`` in it records the mean of a metric over all samples of the evaluation. ``super()``
+        The trainer calls it for each evaluation batch, in evaluation mode and without gradients. Call
+        ``self.log(name, value)`` in it to record the mean of a metric over all samples of the evaluation. ``super()``
         need not be called.
 
         Args:
-            batch: A batch of the evaluation loader, on the device; by default inputs and targets at the indices 0 and
-                1, or with ``loss_func=None`` a mapping for ``model(**batch)``.
+            batch: A batch of the evaluation loader, on the device. By default, it has the inputs at index 0 and the
+                targets at index 1; with ``loss_func=None``, it is a mapping, and the model is called as
+                ``model(**batch)``.
 
         Returns:
             A dictionary with ``loss`` (a tensor with one element, the mean over the samples of this process),
-            ``model_outputs`` and ``batch_size``, and any further keys, for callbacks; with ``num_items_in_batch`` if
-            the loss is a mean over other items.
+            ``model_outputs`` and ``batch_size``, and any further keys, for callbacks. If the loss is a mean over other
+            items, for example tokens, their number is ``num_items_in_batch``.
 
         Raises:
             ConfigurationError: The batch has no inputs and targets, or there is no loss.
@@ -647,7 +650,7 @@ class Trainer(
     # The loop
 
     def _run_training(self) -> None:
-        """Run the epochs, and end the run through its last events no matter how it stopped."""
+        """Run the epochs, and call the last events of the run no matter how it stopped."""
         session = self._session
         with stopping_in_order(self._session):
             session.begin(self.training_run_start, partial(describe_start, self, session.progress))
@@ -675,7 +678,7 @@ class Trainer(
         self._session.rank_sync.stop = None  # the run has not begun
 
     def _run_epoch(self, epoch: int) -> None:
-        """Train an epoch, unless the resumed run had trained it, and evaluate."""
+        """Train an epoch, unless the resumed run had already trained it, and evaluate."""
         if self._session.resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
@@ -683,7 +686,7 @@ class Trainer(
         self._session.finish_epoch(self.training_run_epoch_end, self._step_schedulers)
 
     def _evaluate_after_epoch(self) -> None:
-        """Evaluate the sets that are due; a resumed run skips the sets that it had evaluated."""
+        """Evaluate the sets that are due; a resumed run skips the sets that it had already evaluated."""
         names = self._eval_names_of_epoch()
         if self._session.resumption.phase is Phase.EVALUATION:
             names = [*(self._session.resumption.interrupted_sets(self) or names)]
@@ -692,7 +695,7 @@ class Trainer(
                 self._evaluate_set(name)
 
     def _evaluate_set(self, name: str | None, **of_epoch: bool) -> None:
-        """Evaluate a set by its name, or the only dataset, which has none."""
+        """Evaluate a named set, or the only dataset, which has no name."""
         with self._session.eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), **of_epoch)
 
@@ -745,7 +748,7 @@ class Trainer(
                 callback.on_training_run_start(self)
 
     def _try_update(self, batch: BatchT) -> None:
-        """Make an update with a batch, to find whether it fits into memory."""
+        """Make an update with a batch, to find out whether the batch fits into memory."""
         self.train_epoch_start()
         with self._session.means.step():
             self._compute_gradients(batch)
@@ -875,7 +878,7 @@ class Trainer(
                 epoch.
 
         Raises:
-            ConfigurationError: The run has no evaluation dataset, or no evaluation set with this name.
+            ConfigurationError: The run has no evaluation dataset, or no evaluation set with one of these names.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback

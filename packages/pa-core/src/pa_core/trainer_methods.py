@@ -78,18 +78,18 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
         The trainer calls it once in each ``train()``, on every process, unless a ``DataLoader`` was passed; you need
         not call it yourself. ``self.train_dataset`` is the dataset. Return the same loader on every process, because
-        the trainer splits its samples; ``super()`` need not be called.
+        the trainer splits the loader's samples over the processes; ``super()`` need not be called.
 
         Args:
             batch_size: The number of samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides
                 it.
             train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override
                 ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
-                None, the default, overrides none.
+                None, the default, overrides nothing.
 
         Returns:
-            A ``KeyedDataLoader``, or a plain ``DataLoader`` if the order is not the trainer's: with a sampler, or for
-            an ``IterableDataset``. An override may return any iterable with a length.
+            A ``KeyedDataLoader``, or a plain ``DataLoader`` if the trainer does not choose the order (with a sampler or
+            an ``IterableDataset``). An override may return any iterable with a length.
 
         Raises:
             ConfigurationError: An argument for the loader cannot work.
@@ -107,11 +107,11 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         return self._session.create_loader(self.train_dataset, "train", defaults, train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
+        """Return the default arguments of the training loader: shuffling and, with an accelerator, pinned memory.
 
-        ``create_train_dataloader`` calls it; you need not call it yourself. Override it to change a default for all
-        runs, and update the result of ``super()``; ``train_dataloader_kwargs`` of ``train()`` changes a default for one
-        run.
+        ``create_train_dataloader`` calls it; you need not call it yourself. To change a default for all runs, override
+        it and update the result of ``super()``. To change a default for one run, pass ``train_dataloader_kwargs`` to
+        ``train()``.
 
         Args:
             batch_size: The number of samples in a batch of one process.
@@ -134,19 +134,19 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Create the loader of an evaluation set; override it to use a custom loader.
 
         The trainer calls it once for each evaluation set of a run, on every process, unless a ``DataLoader`` was
-        passed; you need not call it yourself. ``self.eval_dataset`` is the dataset, and ``self.eval_name`` the name of
-        the set. Return the same loader on every process, because the trainer splits its samples; ``super()`` need not
-        be called.
+        passed; you need not call it yourself. ``self.eval_dataset`` is the dataset, and ``self.eval_name`` is the name
+        of the set. Return the same loader on every process, because the trainer splits the loader's samples over the
+        processes; ``super()`` need not be called.
 
         Args:
             batch_size: The number of samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` overrides
                 it.
             eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which override ``get_default_eval_dl_kwargs``.
-                None, the default, overrides none.
+                None, the default, overrides nothing.
 
         Returns:
-            A ``KeyedDataLoader``, or a plain ``DataLoader`` with a sampler or for an ``IterableDataset``. An override
-            may return any iterable with a length. Processes share the samples, and each sample is evaluated once.
+            A ``KeyedDataLoader`` or, with a sampler or an ``IterableDataset``, a plain ``DataLoader``. An override may
+            return any iterable with a length. Processes share the samples, and each sample is evaluated once.
 
         Raises:
             ConfigurationError: An argument for the loader cannot work.
@@ -164,11 +164,11 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         return self._session.create_loader(dataset, "eval", defaults, eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
+        """Return the default arguments of the evaluation loader: no shuffling and, with an accelerator, pinned memory.
 
-        ``create_eval_dataloader`` calls it; you need not call it yourself. Override it to change a default for all
-        runs, and update the result of ``super()``; ``eval_dataloader_kwargs`` of ``train()`` changes a default for one
-        run.
+        ``create_eval_dataloader`` calls it; you need not call it yourself. To change a default for all runs, override
+        it and update the result of ``super()``. To change a default for one run, pass ``eval_dataloader_kwargs`` to
+        ``train()``.
 
         Args:
             batch_size: The number of samples in a batch of one process.
@@ -190,7 +190,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders replaced by numbers.
 
         The trainer calls this if ``train()`` is passed a function; you need not call it yourself. It also calls an
-        override that needs no function, unless a scheduler was assigned to ``trainer.scheduler``. In an override,
+        override if no function was passed, unless a scheduler was assigned to ``trainer.scheduler``. In an override,
         ``self.optimizer`` and ``self.run_config``, which has the number of updates, are ready; ``super()`` need not be
         called.
 
@@ -198,9 +198,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             The scheduler, or None if ``train()`` was passed no function.
 
         Raises:
-            ArgumentTypeError: ``create_scheduler_fn`` is not a function, but a scheduler, for example; or it returned
-                None. A ``TypeError``.
-            ConfigurationError: A placeholder has no number in this run, or the scheduler belongs to another optimizer.
+            ArgumentTypeError: ``create_scheduler_fn`` is not a function (it is, for example, a scheduler), or it
+                returned None; a ``TypeError``.
+            ConfigurationError: A placeholder has no value in this run, or the scheduler belongs to another optimizer.
 
         Example:
             >>> import torch
@@ -218,16 +218,17 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
 
         ``predict()`` calls it for each batch; you need not call it yourself. Override it to compute predictions from
-        the outputs, for example the class with the highest score; ``super()`` returns the outputs. Annotate its return
-        type, which is then the type that ``predict()`` yields. It must not communicate with other processes.
+        the outputs, for example the class with the highest score; ``super()`` returns the outputs. Annotate the return
+        type of an override; ``predict()`` then yields values of this type. The method must not communicate with other
+        processes.
 
         Args:
             batch: A batch of the loader, on the device. By default the model is called with the items of a mapping,
                 with the first item of a list or a tuple, or with the batch itself if it is anything else.
 
         Returns:
-            The outputs of the model; if they are a mapping, without its ``"loss"``. To be written to a file, each
-            tensor has a row for each sample of the batch.
+            The outputs of the model (a mapping is returned without its ``"loss"`` entry). If predictions are written to
+            a file, each tensor must have a row for each sample of the batch.
 
         Raises:
             BatchMismatchError: The batch and the model do not fit together.
@@ -249,10 +250,10 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def training_run_start(self) -> None:
         """Hook that is called once when a training run starts, before ``on_training_run_start``.
 
-        Override it to prepare your own objects for the run; the trainer calls it in ``train()``, on every process.
-        Model, loaders, optimizer and scheduler are ready, and a resumed run has loaded its weights. The default does
-        nothing, so an override need not call ``super()``. With ``per_device_batch_size="fit"`` it is also called before
-        trial updates, so it may be called twice.
+        Override it to prepare your own objects for the run; the trainer calls it in ``train()``, on every process. The
+        model, the loaders, the optimizer and the scheduler are ready, and a resumed run has loaded its weights. The
+        default does nothing, so an override need not call ``super()``. With ``per_device_batch_size="fit"``, it is also
+        called before the trial updates, so it may be called twice.
 
         Example:
             >>> from pa_core import Trainer
@@ -264,10 +265,11 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def train_epoch_start(self) -> None:
         """Hook that is called when a training epoch starts, before ``on_train_epoch_start``.
 
-        Override it for settings of an epoch, for example layers that stay in evaluation mode; the trainer calls it on
-        every process. The default calls ``model.train()`` and puts the trained added modules into training mode, so an
-        override has to call ``super()``. Parts that the script put into evaluation mode, for example batch norm layers
-        of a pretrained model, stay there. ``self.num_epochs_completed`` is the number of the epoch, from 0.
+        Override it to change settings for an epoch, for example to keep some layers in evaluation mode; the trainer
+        calls it on every process. The default calls ``model.train()`` and puts the trained added modules into training
+        mode, so an override has to call ``super()``. Parts that the script put into evaluation mode, for example batch
+        norm layers of a pretrained model, stay in evaluation mode. ``self.num_epochs_completed`` is the epoch number,
+        counted from 0.
 
         Example:
             >>> from pa_core import Trainer
@@ -282,9 +284,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def train_epoch_end(self) -> None:
         """Hook that is called after the last update of a training epoch, before its loss is recorded.
 
-        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_train_epoch_end``
-        follows, and callbacks see the metrics there. The trainer calls it on every process. The default does nothing,
-        so an override need not call ``super()``. A ``StopTrainingError`` in it ends the run.
+        Override it to record your own metrics with ``self.run_history.update_metric(...)``; callbacks can read them in
+        ``on_train_epoch_end``, the next event. The trainer calls it on every process. The default does nothing, so an
+        override need not call ``super()``. A ``StopTrainingError`` in it ends the run.
 
         Example:
             >>> from pa_core import Trainer
@@ -312,12 +314,12 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         self._setup.added.eval()
 
     def eval_epoch_end(self) -> None:
-        """Hook that is called after the last batch of an evaluation of a set, before its loss is recorded.
+        """Hook that is called after the last batch of an evaluation set, before the loss of the set is recorded.
 
-        Override it to record your own metrics with ``self.run_history.update_metric(...)``: ``on_eval_epoch_end``
-        follows, and callbacks see the metrics there. The trainer calls it on every process, without gradients, so
-        ``self.gather`` may be called in it. ``self.eval_name`` is the name of the set; the names of metrics get no
-        prefix for it. The default does nothing, so an override need not call ``super()``.
+        Override it to record your own metrics with ``self.run_history.update_metric(...)``; callbacks can read them in
+        ``on_eval_epoch_end``, the next event. The trainer calls it on every process, without gradients, so
+        ``self.gather`` may be called in it. ``self.eval_name`` is the name of the set; it is not added to the names of
+        your metrics. The default does nothing, so an override need not call ``super()``.
 
         Example:
             >>> from pa_core import Trainer
@@ -329,9 +331,10 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def training_run_epoch_end(self) -> None:
         """Hook that is called at the end of each epoch, after its training and its evaluation, if any.
 
-        Override it to judge an epoch; the trainer calls it on every process. Schedulers that step after each epoch have
-        been stepped, ``num_epochs_completed`` includes the epoch, and ``on_training_run_epoch_end`` follows. Raise
-        ``StopTrainingError`` to end the run here. The default does nothing, so an override need not call ``super()``.
+        Override it to act on the results of an epoch; the trainer calls it on every process. Schedulers that step after
+        each epoch have been stepped, ``num_epochs_completed`` includes the epoch, and ``on_training_run_epoch_end`` is
+        the next event. Raise ``StopTrainingError`` to end the run here. The default does nothing, so an override need
+        not call ``super()``.
 
         Example:
             >>> from pa_core import StopTrainingError, Trainer
@@ -345,8 +348,8 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         """Hook that is called when a training run has ended, before ``on_training_run_end``.
 
         Override it to release or save your own objects; the trainer calls it on every process, after the last epoch and
-        after a ``StopTrainingError``, but not if another exception ended the run. To clean up in any case, call
-        ``enter_run_context``. The default does nothing, so an override need not call ``super()``.
+        after a ``StopTrainingError``, but not if another exception ended the run. For cleanup that must happen in any
+        case, use ``enter_run_context``. The default does nothing, so an override need not call ``super()``.
 
         Example:
             >>> from pa_core import Trainer
@@ -358,9 +361,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def evaluation_run_start(self) -> None:
         """Hook that is called once when ``evaluate()`` starts, before ``on_evaluation_run_start``.
 
-        Override it to prepare your own objects; the trainer calls it on every process, and not for evaluations in
-        ``train()``. Model and loaders are ready. ``eval_epoch_start`` follows for each set. The default does nothing,
-        so an override need not call ``super()``.
+        Override it to prepare your own objects; the trainer calls it on every process, but not for evaluations in
+        ``train()``. The model and the loaders are ready. ``eval_epoch_start`` is then called for each set. The default
+        does nothing, so an override need not call ``super()``.
 
         Example:
             >>> from pa_core import Trainer
@@ -372,9 +375,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     def evaluation_run_end(self) -> None:
         """Hook that is called once when ``evaluate()`` has ended, before ``on_evaluation_run_end``.
 
-        Override it to report results; the trainer calls it on every process, and not for evaluations in ``train()``.
-        All metrics are recorded; numbers that you record here are in the result of ``evaluate()``. The default does
-        nothing, so an override need not call ``super()``.
+        Override it to report results; the trainer calls it on every process, but not for evaluations in ``train()``.
+        All metrics are already recorded; the result of ``evaluate()`` also includes numbers that you record here. The
+        default does nothing, so an override need not call ``super()``.
 
         Example:
             >>> from pa_core import Trainer
@@ -510,48 +513,50 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
         other_pieces: Literal["error", "remove"] = "error",
         ids: Sequence[Any] | Tensor | None = None,
     ) -> Generator[Any, None, None] | Path | None:
-        """Predict each sample of a dataset once, in its order, and yield the predictions or write them to a file.
+        """Predict each sample of a dataset once, in order, and yield the predictions or write them to a file.
 
-        You call it on every process, after training or for a model that was loaded; override ``predict_batch`` to
-        change the predictions for a batch. The processes share the batches, which are the same on any number of
-        processes. Random numbers that the dataset draws for a sample, or ``predict_batch`` for a batch, depend only on
-        ``seed`` and on their positions; the random generators of the script stay unchanged. The model is in evaluation
-        mode during the predictions.
+        You call it on every process, after training or with a loaded model; override ``predict_batch`` to change the
+        predictions for a batch. The processes share the batches, which are the same on any number of processes. Random
+        numbers depend only on ``seed`` and on the position of the sample for which the dataset draws them, or of the
+        batch for which ``predict_batch`` draws them. The random generators of the script stay unchanged. The model is
+        in evaluation mode during the predictions.
 
         Without ``write``, the first process yields the predictions for all batches, with their tensors on the CPU. On
-        the others the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first
-        process ends or is closed, for example by a ``break``.
+        the other processes, the iterator yields nothing, but you must still iterate over it; it ends when the iterator
+        of the first process ends or is closed, for example by a ``break``.
 
-        With a file, each process writes parts of it to a folder next to it, and the first process joins them at the
-        end. A prediction that was killed is completed by calling ``predict()`` again, on any number of processes:
-        existing parts are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
+        With a file, each process writes its predictions in parts to a folder next to the file, and the first process
+        joins the parts at the end. If the script is killed, call ``predict()`` again, on any number of processes, to
+        complete the predictions; existing parts are kept. The file is then byte-for-byte identical to a file that was
+        written without an interruption.
 
         Args:
             dataset: The samples, with or without targets; a dataset with a length, not a ``DataLoader``.
             per_device_batch_size: The number of samples in a batch of one process. The default, 8, fits on almost any
                 device.
             dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override the defaults.
-                Arguments that change the order raise an error. None, the default, overrides none.
+                Arguments that change the order raise an error. None, the default, overrides nothing.
             collate_fn: A function that makes a batch of a list of samples. None, the default, keeps the function of the
                 previous run.
             write: A file whose name ends in .csv, .jsonl or .parquet, with a row for each sample; or a function, called
                 on each process with the predictions for each of its batches and the ``range`` of their positions in the
                 dataset. None, the default, yields the predictions.
             seed: The seed of random draws; the default is 0, so that repeated predictions are equal.
-            samples_per_piece: The largest number of samples in a part of the file, which a process predicts again after
-                a kill. The default, None, is a thousandth of all samples, and 65,536 at most.
-            pieces: The folder of the parts. The default, None, is a folder next to the file, with ``.pieces`` added to
-                its name. With a function, the folder holds a record of the positions that were written; without a
-                folder, a killed prediction starts again.
+            samples_per_piece: The largest number of samples in a part of the file. After a kill, each process predicts
+                at most one such part again. The default, None, is a thousandth of all samples, but at most 65,536.
+            pieces: The folder for the parts. The default, None, is a folder next to the file, with ``.pieces`` added to
+                its name. If ``write`` is a function, the folder holds a record of the positions that were written;
+                without a folder, a prediction that was killed starts from the beginning.
             other_pieces: What to do with parts in the folder that belong to a different model, other weights, a
                 different number of samples or other arguments: ``"error"``, the default, because they may be the work
                 of hours, or ``"remove"``.
-            ids: A value for each sample of the dataset, for a first column ``id`` of the file, for example file names.
-                ``ids=range(len(dataset))`` writes the positions. None, the default, writes no such column.
+            ids: A value for each sample of the dataset, for example its file name; the values are written to a first
+                column named ``id``. ``ids=range(len(dataset))`` writes the positions. None, the default, writes no such
+                column.
 
         Returns:
-            Without ``write``, an iterator over the predictions for each batch; with a file, its path, once it is
-            complete; with a function, None.
+            Without ``write``, an iterator over the predictions for each batch; with a file, the path of the complete
+            file; with a function, None.
 
         Raises:
             ConfigurationError: A ``DataLoader`` was passed, or an argument cannot work.
@@ -559,7 +564,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
             RanksDifferError: The processes were passed different arguments, models or samples; a ``ValueError``.
             EmptyDatasetError: There is no sample.
             UnsupportedConfigurationError: A Parquet file needs pyarrow, which is not installed.
-            CheckpointError: There are parts of other predictions.
+            CheckpointError: The folder contains parts of other predictions.
             FolderInUseError: Another run is writing the same file.
             BatchOutputError: The predictions do not fit the file, for example because they are not rows.
 
@@ -601,7 +606,7 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
 
     @contextmanager
     def _predicting(self, run: PredictionRun) -> Generator[None]:
-        """Begin a run that predicts, and have the model ready within the context."""
+        """Begin a prediction run, with the model ready within the context."""
         require_ready(self._session, "predict")  # again, because another run may have begun since
 
         def describe_arguments() -> dict[str, object]:

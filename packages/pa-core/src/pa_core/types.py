@@ -31,15 +31,15 @@ class BatchOutput(TypedDict):
     The trainer raises ``BatchOutputError`` if a key is missing or a value cannot be used.
 
     Attributes:
-        loss: The mean loss over the samples of the batch on this process, a tensor with one element on any device; in
-            training with a graph, so without ``item()`` or ``detach()``.
+        loss: The mean loss over the samples of the batch on this process, a tensor with one element on any device. In
+            training, it needs its autograd graph, so do not call ``item()`` or ``detach()``.
         model_outputs: The outputs of the model, of any type; callbacks that compute metrics read them. None if there
             are none.
         batch_size: The number of samples in the batch of this process, a whole number of at least 0. It is the weight
             of the loss in the reported mean.
         num_items_in_batch: The number of items, if ``loss`` is a mean over items other than samples, for example the
-            tokens that are not padding. Updates and reported losses are then means over items. Leave out the key
-            otherwise; return it in every step or in none.
+            tokens that are not padding. Updates and reported losses are then means over items. Otherwise, leave out the
+            key. Return it in every step or in none.
 
     Example:
         >>> import torch
@@ -96,8 +96,8 @@ class SupportsStateDict(Protocol):
         process.
 
         Returns:
-            A dictionary with string keys, of tensors, numbers, strings, None and containers of them. Other values raise
-            a ``CheckpointError``.
+            A dictionary with string keys, whose values are tensors, numbers, strings, None or containers of these.
+            Other values cause a ``CheckpointError``.
 
         Example:
             >>> import torch
@@ -109,8 +109,8 @@ class SupportsStateDict(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Restore a state that ``state_dict`` returned, in place.
 
-        The trainer calls it on every process when a run resumes, before the first update; the result is ignored. Raise
-        any exception if the state does not fit: the run then does not start.
+        The trainer calls it on every process when a run resumes, before the first update; the result is ignored. If the
+        state does not fit, raise any exception; the run then does not start.
 
         Args:
             state_dict: The state, equal to the dictionary that ``state_dict`` returned when the training state was
@@ -130,8 +130,8 @@ class StatefulScheduler(SupportsStateDict, Protocol):
     """A scheduler whose state can be saved and restored; how the scheduler is stepped is left open.
 
     It is a protocol with ``state_dict()`` and ``load_state_dict()``, and the type of ``trainer.scheduler`` and of the
-    values of ``named_schedulers()``. Use it to annotate callbacks that read or save schedulers of any kind, timm's
-    among them. ``SchedulerLike`` has ``step()`` in addition.
+    values of ``named_schedulers()``. Use it to annotate callbacks that read or save schedulers of any kind, including
+    timm's. ``SchedulerLike`` also has ``step()``.
 
     Example:
         >>> import torch
@@ -145,13 +145,14 @@ class StatefulScheduler(SupportsStateDict, Protocol):
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
-    """A scheduler with ``step()``, ``state_dict()`` and ``load_state_dict()``, as all schedulers of torch have.
+    """A scheduler with ``step()``, ``state_dict()`` and ``load_state_dict()``, like all of torch's schedulers.
 
-    It is a protocol, and the type that ``create_scheduler_fn`` of ``train()`` returns; use it to annotate such
-    functions, or write your own scheduler with these three methods. The trainer calls ``step()`` after each optimizer
-    update, or after each epoch with ``train(step_scheduler="epoch")``. A scheduler like ``ReduceLROnPlateau``, whose
-    ``step`` needs a metric, gets the value of ``watch_metric`` after each epoch. ``train()`` raises a
-    ``ConfigurationError`` if ``step`` needs other arguments: override ``Trainer.scheduler_step`` for them.
+    It is a protocol, and the return type of the function that you pass to ``train()`` as ``create_scheduler_fn``. Use
+    it to annotate such functions, or write your own scheduler with these three methods. The trainer calls ``step()``
+    after each optimizer update, or after each epoch with ``train(step_scheduler="epoch")``. A scheduler like
+    ``ReduceLROnPlateau``, whose ``step`` needs a metric, gets the value of ``watch_metric`` after each epoch. If
+    ``step`` needs other arguments, ``train()`` raises a ``ConfigurationError``; override ``Trainer.scheduler_step`` to
+    pass them.
 
     Example:
         >>> import torch
@@ -172,9 +173,9 @@ class SchedulerLike(StatefulScheduler, Protocol):
     def step(self) -> Callable[..., object]:
         """Advance the schedule by an optimizer update or an epoch, and set the learning rates of the optimizer.
 
-        The trainer calls it without arguments, after the optimizer's step; with the value of ``watch_metric`` if it has
-        a required argument for a metric. Its result is ignored. It is declared as a property only so that methods with
-        any arguments fit; define it as an ordinary method.
+        The trainer calls it without arguments or, if it has a required argument for a metric, with the value of
+        ``watch_metric``. Its result is ignored. It is declared as a property only so that methods with any arguments
+        fit; define it as an ordinary method.
 
         Example:
             >>> import torch
@@ -195,9 +196,9 @@ class SizedIterable(Protocol[_Item_co]):
     """A loader that a run accepts: it has a length, and can be iterated over repeatedly, once for each epoch.
 
     It is a protocol: ``len(loader)`` is the number of batches on this process, and each ``iter(loader)`` begins a new
-    epoch. A ``DataLoader`` fits, and a list of batches. It is the type of ``trainer.train_dataloader`` and of the
-    result of ``create_train_dataloader``; use it to annotate functions that take or return loaders of any class. A
-    generator does not fit, because it has no length and ends after an epoch.
+    epoch. A ``DataLoader`` fits, and so does a list of batches. It is the type of ``trainer.train_dataloader`` and of
+    the result of ``create_train_dataloader``; use it to annotate functions that take or return loaders of any class. A
+    generator does not fit, because it has no length and can be iterated over only once.
 
     Example:
         >>> from pa_core.types import SizedIterable
@@ -260,7 +261,7 @@ class PredictsBatches(Protocol[PredictionT_co]):
 
 
 class PredictionWriter(Protocol[PredictionT_contra]):
-    """The type of a function for ``predict(write=...)``, which stores predictions where no file format fits.
+    """The type of a function for ``predict(write=...)``, which stores predictions if no file format fits.
 
     It is a protocol: any function of two arguments, predictions and positions, fits. ``predict()`` calls it once for
     each batch, on the process that computed the predictions. It may be called again for the same positions after the

@@ -14,15 +14,15 @@ __all__ = ["warn_user"]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Show a warning that points at the line of the user's script, and not at a line inside of the library.
+    """Show a warning that points at the line in the user's script rather than at a line inside the library.
 
-    Use it in callbacks and packages that build on ``pa_core``, in place of ``warnings.warn``. The line is the innermost
-    one outside of ``pa_core`` and of the package that calls this function. Passwords and queries in URLs of the message
-    are replaced by ``***``. The usual filters of ``warnings`` apply.
+    Use it in callbacks and packages that build on ``pa_core``, in place of ``warnings.warn``. It is the line of the
+    innermost call outside ``pa_core`` and the package that calls this function. Passwords and queries of URLs in the
+    message are replaced by ``***``. The usual filters of ``warnings`` apply.
 
     Args:
         message: The problem and the advice, in full sentences.
-        category: The class of the warning. The default, ``UserWarning``, is shown once for each line; pass
+        category: The class of the warning. By default, a ``UserWarning`` is shown, once for each line. Pass
             ``DeprecationWarning`` for features that will be removed.
 
     Raises:
@@ -52,11 +52,11 @@ class _Prints(Protocol):
 
 
 def print_once(run: _Prints, text: str) -> None:
-    """Print a text once in the whole run, even on several machines.
+    """Print a string once in the whole run, even if the run uses several machines.
 
     Args:
         run: The trainer.
-        text: The text.
+        text: The string.
     """
     if run.is_main_process:
         # Without flush, progress lines, which are flushed, would come before these lines in a log file.

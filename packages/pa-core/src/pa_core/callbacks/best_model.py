@@ -26,14 +26,14 @@ class SaveBestModelCallback(TrainerCallback):
     """Save the model whenever a metric improves, and load the best model when the run ends.
 
     Use it to train for longer than needed and still get the best model. It does not end the run early; add
-    ``EarlyStoppingCallback`` of ``pa_callbacks_extra`` for that. To resume an interrupted run, use
+    ``EarlyStoppingCallback`` from ``pa_callbacks_extra`` for that. To resume an interrupted run, use
     ``SaveTrainingStateCallback``, whose states contain the best value of this callback.
 
-    The metric is judged at the end of each epoch with an evaluation. A metric of the evaluations within the epochs,
-    whose name begins with ``intermediate_``, is also judged at the end of each such evaluation. Besides the weights,
-    the file holds the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``).
-    Load it with ``trainer.load_checkpoint``. A value that is NaN is never the best. If every value is NaN, no file is
-    written, and the model keeps the weights of the last update.
+    The metric is checked at the end of each epoch that is evaluated. A metric whose name begins with ``intermediate_``
+    is also checked at the end of each evaluation within an epoch. Besides the weights, the file holds the name of the
+    metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). Load the file with
+    ``trainer.load_checkpoint``. A value that is NaN is never the best. If every value is NaN, no file is written, and
+    the model keeps the weights of the last update.
 
     Args:
         save_path: The file; it should end in ``.pt``. It is replaced at each improvement. A relative path, such as the
@@ -43,13 +43,12 @@ class SaveBestModelCallback(TrainerCallback):
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the name of the metric suggests the opposite, for example "accuracy", a warning is shown.
         reset_on_train: Whether each training run starts without a best value. The default, True, judges each run by
-            itself. If False, a run has to improve on the previous runs of the trainer, and the best model of all of
-            them is loaded at its end. A run that continues from a training state always keeps the best value of that
-            state.
+            itself. If False, a run has to improve on the previous runs of the trainer, and the best model of all runs
+            is loaded at its end. A run that continues from a training state always keeps the best value of that state.
         save_optimizer: Whether the file contains the state of the optimizer. The default, True, lets you continue the
             training from the best model. Pass False for a smaller file: Adam's state is twice as large as the weights.
         save_scheduler: Whether the file contains the state of the scheduler, if there is a scheduler. The default,
-            True, belongs to the default of ``save_optimizer``.
+            True, matches the default of ``save_optimizer``.
         load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the states of the optimizer
             and the scheduler, if they were saved. This is the default, so that you can evaluate the best model right
             after ``train()``. If False, the model keeps the weights of the last update.
@@ -57,16 +56,16 @@ class SaveBestModelCallback(TrainerCallback):
             adapter. Frozen parameters must stay frozen throughout the run. The default, False, saves all parameters.
 
     Attributes:
-        best: A ``BestMetric``: ``best.value`` is the best value so far, None before the first, and ``best.epoch`` the
-            number of its epoch. Training states contain both.
+        best: A ``BestMetric``: ``best.value`` is the best value so far (None before the first value), and
+            ``best.epoch`` is the number of its epoch. Training states contain both.
 
     Raises:
-        ConfigurationError: When a run starts: no evaluation of the run records the metric. During the run, with
-            ``trainable_only``: parameters were frozen or unfrozen, so the file would not contain all trained
-            parameters.
+        ConfigurationError: No evaluation of the run records the metric (raised when the run starts); or, with
+            ``trainable_only``, parameters were frozen or unfrozen during the run, so the file would not contain all
+            trained parameters.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-        CheckpointError: When a run starts: the file cannot be written. At its end: the file to load is not the file
-            that this callback saved.
+        CheckpointError: The file cannot be written (raised when the run starts), or the file to load at the end of the
+            run is not the file that this callback saved.
 
     Example:
         >>> import tempfile, torch
@@ -202,8 +201,8 @@ class SaveBestModelCallback(TrainerCallback):
         The callback calls it on every process at each improvement, after ``best`` was updated, so you need not call it
         yourself. This implementation calls ``trainer.save_checkpoint``, in which only the first process writes. An
         override need not call ``super()``, but must also let only one process write. Override ``load_best`` too, or
-        pass ``load_saved_checkpoint=False``: ``load_best`` expects a file of ``save_checkpoint`` with the values of
-        ``best``.
+        pass ``load_saved_checkpoint=False``, because ``load_best`` expects a file that ``trainer.save_checkpoint``
+        wrote, with the values of ``best``.
 
         Args:
             trainer: The trainer whose model is saved.
@@ -236,7 +235,7 @@ class SaveBestModelCallback(TrainerCallback):
         )
 
     def load_best(self, trainer: AnyTrainer) -> None:
-        """Load the file that ``save_best`` wrote into the model of the trainer.
+        """Load the best model into the trainer, from the file that ``save_best`` wrote.
 
         The callback calls it on every process at the end of the run, if ``load_saved_checkpoint`` is True and a model
         was saved, so you need not call it yourself. With ``load_saved_checkpoint=False``, call it on every process
@@ -247,7 +246,7 @@ class SaveBestModelCallback(TrainerCallback):
                 scheduler if they were saved.
 
         Raises:
-            CheckpointError: The file is missing, or another run has replaced it. The model is not changed then.
+            CheckpointError: The file is missing, or another run has replaced it. The model is then not changed.
 
         Example:
             >>> import tempfile, torch

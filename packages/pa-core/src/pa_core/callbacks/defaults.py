@@ -35,7 +35,7 @@ def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallba
     MyCallback()]``. ``DEFAULT_CALLBACKS`` is the same tuple with the bar.
 
     Args:
-        progress_bar: Whether ``ProgressBarCallback`` is among them. The default, True, is what a trainer without
+        progress_bar: Whether ``ProgressBarCallback`` is included. The default, True, is what a trainer without
             ``callbacks`` uses.
 
     Returns:

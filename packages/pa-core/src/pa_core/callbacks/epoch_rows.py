@@ -30,8 +30,8 @@ class _Column(NamedTuple):
 class EpochRows:
     """Formats rows under a header, which is repeated if a metric gets a column later.
 
-    Losses have the first columns, then metrics in the order in which they come. A header has two lines if that makes
-    room for more of them. Metrics that do not fit follow on separate lines.
+    The first columns are for losses, the others for metrics in the order in which they are first recorded. A header has
+    two lines if that makes room for more columns. Metrics that do not fit follow on separate lines.
 
     Example:
         >>> rows = EpochRows()
@@ -65,11 +65,11 @@ class EpochRows:
         """Return the lines of the next row, after a header if it is new.
 
         Args:
-            epoch: The cell of the epoch.
+            epoch: The text of the epoch cell.
             metrics: Values by the full names of the metrics.
             best: The names of the metrics that are marked as the best so far.
-            figures: The last cells by their titles; the same titles in each row.
-            expected: Metrics that get their column with the first row, although they may come later.
+            figures: The last cells, by title; each row must have the same titles.
+            expected: Metrics that get a column in the first row even if their values come later.
         """
         of_figures = [_Column(title, self._FIGURE_WIDTHS.get(title, len(title))) for title in figures]
         names = metrics if self._has_header else [*expected, *metrics]
@@ -103,12 +103,11 @@ class EpochRows:
 def most_telling(names: Iterable[str], first: Collection[str] = (), most: int = 8) -> list[str]:
     """Return the most informative metrics of a row, in the order of ``names``.
 
-    Metrics that callbacks judge by have precedence, then losses, other metrics of evaluations, and metrics of the
-    training.
+    Metrics that callbacks watch take precedence, followed by losses, other evaluation metrics, and training metrics.
 
     Args:
         names: The names of all metrics.
-        first: The names that have precedence.
+        first: The names that take precedence.
         most: The largest number of names to return.
 
     Example:
@@ -126,7 +125,7 @@ def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, in
     Args:
         metrics: Values by name.
         best: The names of the marked metrics.
-        indent: The spaces before each line; the default is the width of the column of the epoch.
+        indent: The spaces before each line; the default is the width of the epoch column.
 
     Example:
         >>> format_pairs({"evaluation_loss": 0.21, "accuracy": 0.947}, best=["accuracy"])
@@ -144,7 +143,7 @@ def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, in
 
 
 def format_value(value: float) -> str:
-    """Return a number with about five digits, as short as readable.
+    """Format a number with about five digits, as briefly as is readable.
 
     Example:
         >>> [format_value(value) for value in (1.90312, 0.5, 123.456, 40000.0, 0.0000123, 0.0, float("nan"))]
@@ -192,7 +191,7 @@ def _rank(name: str) -> int:
 
 
 def _fitting(names: list[str], new: list[str], others: list[_Column], stacked: bool) -> list[str]:
-    """Return the names of the columns with the new metrics that fit besides the others."""
+    """Return the names of the columns, including the new metrics that fit next to the others."""
     fitting, taken = [*names], {column.title for column in others}
     for name in new:
         columns = _columns([*fitting, name], stacked=stacked)

@@ -50,10 +50,11 @@ def describe_interruption(what: str, update: int, newest: SavedState | None, do:
 
 
 class LastWords:
-    """Prints a line when a signal ends the process within the context; the signal ends it as without this class.
+    """Prints a line when a signal ends the process within the context; the signal still ends the process as usual.
 
-    Signals for which a script has a handler are not changed. There is no effect in threads and with several processes,
-    where ``SIGTERM`` may come while a process waits for the others, and must end it at once.
+    Signals for which a script has a handler are not changed. The class has no effect in threads or with several
+    processes. With several processes, ``SIGTERM`` may arrive while a process waits for the others, and must end the
+    process at once.
 
     Args:
         number: The signal.

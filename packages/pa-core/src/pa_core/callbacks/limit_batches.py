@@ -86,7 +86,7 @@ class LimitBatchesCallback(TrainerCallback):
 
         Returns:
             A loader with a length of at most ``num_batches``, on each process. It is ``loader`` itself if an earlier
-            call limited it to as few batches already.
+            call already limited it to as few batches.
 
         Example:
             >>> from pa_core import LimitBatchesCallback
@@ -141,8 +141,8 @@ def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
 class LimitEvalStepsCallback(TrainerCallback):
     """Limit evaluation epochs to their first batches, so that frequent evaluations stay cheap.
 
-    Use it with ``StepBasedEvaluationCallback``, which evaluates within training epochs. ``LimitBatchesCallback`` limits
-    the training too. The metrics of a limited evaluation cover only the evaluated batches. They are the same batches
+    Use it with ``StepBasedEvaluationCallback``, which evaluates within training epochs. ``LimitBatchesCallback`` also
+    limits the training. The metrics of a limited evaluation cover only the evaluated batches. They are the same batches
     each time, unless the evaluation loader shuffles. Nothing is kept in training states.
 
     Args:

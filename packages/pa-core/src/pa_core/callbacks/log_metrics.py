@@ -16,17 +16,16 @@ from pa_core.tracking.run_history import UpdatedMetrics
 class LogMetricsCallback(TrainerCallback):
     """Log the latest value of every numeric metric that was updated since it was last logged.
 
-    It is a default callback, and it has two uses. As it is, it shows the metrics of the run on the console: if
-    ``PrintProgressCallback`` prints a row for each epoch, this class adds the metrics to the row, and otherwise it
-    prints names and values, once on each machine. To send metrics elsewhere, derive from it and override
-    ``log_metrics``. They are then not on the console, unless ``super().log_metrics(...)`` is called too;
-    ``PrintProgressCallback`` still prints the losses. For TensorBoard, MLflow or Weights & Biases, use
-    ``TrackerCallback`` of ``pa_callbacks_extra``.
+    It is a default callback, and it has two uses. Used as it is, it shows the metrics of the run on the console: it
+    adds them to the rows of ``PrintProgressCallback`` or, without such rows, prints names and values, once on each
+    machine. To send metrics elsewhere, derive from it and override ``log_metrics``. They then do not appear on the
+    console, unless your override also calls ``super().log_metrics(...)``; ``PrintProgressCallback`` still prints the
+    losses. For TensorBoard, MLflow or Weights & Biases, use ``TrackerCallback`` from ``pa_callbacks_extra``.
 
-    Metrics with ``train`` in their name are logged when a training epoch ends, all others after each evaluation, and
-    metrics that are updated even later at the end of the epoch. Put callbacks that record metrics before this callback:
-    metrics that they record after it at the end of an epoch are logged with the next epoch, or when the run ends.
-    Nothing is kept in training states.
+    Metrics with ``train`` in their names are logged when a training epoch ends, and all others after each evaluation.
+    Metrics that are updated even later are logged at the end of the epoch. Put callbacks that record metrics before
+    this callback. Otherwise, metrics that they record at the end of an epoch are logged with the next epoch, or when
+    the run ends. Nothing is kept in training states.
 
     Example:
         >>> import torch
@@ -54,15 +53,15 @@ class LogMetricsCallback(TrainerCallback):
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
         """Log the latest values of the metrics; override it to send them to a tracker or a file.
 
-        The callback calls it on every process after each training epoch, after each evaluation, and at the end of an
-        epoch or a run, each time only if metrics were updated since the call before. So an override that writes must
-        check ``trainer.run_config.is_world_process_zero``. This implementation adds the metrics to the row of
+        The callback calls it after each training epoch, after each evaluation, and at the end of an epoch or a run, but
+        only if metrics were updated since the previous call. It is called on every process, so an override that writes
+        must check ``trainer.run_config.is_world_process_zero``. This implementation adds the metrics to the row of
         ``PrintProgressCallback``, or prints them if the trainer has no such callback. An override need not call
         ``super()``.
 
         Args:
-            trainer: The trainer. ``trainer.run_history.current_epoch`` is the number of the epoch, from 1, and
-                ``trainer.num_updates_completed`` the number of optimizer updates so far.
+            trainer: The trainer. ``trainer.run_history.current_epoch`` is the epoch number, from 1, and
+                ``trainer.num_updates_completed`` is the number of optimizer updates so far.
             metrics: The latest values of the updated metrics as Python numbers, by their full names, for example
                 ``{"train_loss_epoch": 0.25}``. It is never empty.
 
@@ -142,7 +141,7 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Pass the metrics that were updated after the evaluation, or without it, to ``log_metrics``.
+        """Pass the metrics that were updated after the evaluation, if any, to ``log_metrics``.
 
         Args:
             trainer: The trainer.

@@ -14,9 +14,9 @@ from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 class MoveModulesToDeviceCallback(TrainerCallback):
     """Move the modules that are attributes of the trainer to its device when a run starts.
 
-    It is a default callback, so that a loss function with class weights, a metric of torchmetrics or a teacher model
-    needs no ``.to(device)``. Name it in ``callbacks=[...]`` if your list replaces the default callbacks. It has no
-    arguments and no state.
+    It is a default callback, so that a loss function with class weights, a torchmetrics metric or a teacher model needs
+    no ``.to(device)``. Name it in ``callbacks=[...]`` if your list replaces the default callbacks. It has no arguments
+    and no state.
 
     It moves every ``torch.nn.Module`` that is an attribute of the trainer, or an item of an attribute that is a list, a
     tuple, a set or a dictionary. The model is left out, because the trainer places it. Values of properties and modules

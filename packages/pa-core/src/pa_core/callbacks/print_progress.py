@@ -34,25 +34,26 @@ class PrintProgressCallback(TrainerCallback):
     prints, to standard output. Nothing is kept in training states.
 
     The message at the start contains the length of the run and the number of trained parameters, and names parameters
-    that are neither frozen nor in an optimizer, for example a head that you forgot. It names the places where callbacks
-    write, from their attributes ``save_dir``, ``save_path`` and ``upload_to``, and mentions if no callback ends the run
+    that are neither frozen nor in an optimizer, for example a head that you forgot. It lists the places where callbacks
+    write (from their ``save_dir``, ``save_path`` and ``upload_to`` attributes), and says so if no callback ends the run
     when a loss is NaN. If layers are frozen or unfrozen between epochs, a line names the layers that are trained from
     then on.
 
-    The row contains the losses of the epoch, the learning rate at its end, samples per second of the training, and the
-    time that the epoch took with its evaluation. The learning rate is the highest of the parameter groups, before a
-    scheduler that steps each epoch is stepped; the rates of other optimizers are on a separate line.
+    The row contains the losses of the epoch, the learning rate at its end, the training speed in samples per second,
+    and the time that the epoch took, including its evaluation. The learning rate is the highest rate of all parameter
+    groups, before a scheduler that steps each epoch is stepped; the rates of other optimizers are on a separate line.
     ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` if it is better than in all previous epochs,
     including the epochs before a resume, unless ``train`` is in its name. Values that do not fit into 80 columns follow
-    on indented lines; of more than eight metrics, those that callbacks judge by come first, and a line counts the
-    others, which are in the table at the end. An evaluation within an epoch has its own row, whose first cell is the
-    number of epochs trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
+    on indented lines. If there are more than eight metrics, those that callbacks watch come first; a line gives the
+    number of the others, which are in the table at the end. An evaluation within an epoch has its own row, whose first
+    cell is the number of epochs trained by then, for example ``1.50``. For an endless stream, it is the number of
+    updates, for example ``@200``.
 
     A training run ends with a table: the last value, the best value and the epoch of the best value of each metric. If
-    a callback, for example ``SaveBestModelCallback``, judges by a metric, it decides which values are better. Otherwise
-    the name decides (a loss or an error should be low, an accuracy high); if the name does not tell, the table has no
-    best value. Samples per second are measured over the training epochs only, without the evaluations, and without the
-    first update of the run, in which workers start and a model may be compiled.
+    a callback, for example ``SaveBestModelCallback``, watches a metric, the callback decides which values are better.
+    Otherwise, the name decides (a loss or an error should be low, an accuracy high). If the name does not make it
+    clear, the table has no best value. Samples per second are measured over the training epochs only, without the
+    evaluations, and without the first update of the run, in which workers start and a model may be compiled.
 
     Args:
         greater_is_better: For metrics by their full names, for example ``{"eval_bleu": True}``, whether a higher value
@@ -108,7 +109,7 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the length and the settings of the run, unless nothing is left to run.
+        """Print the length and the settings of the run, unless nothing is left to train.
 
         Args:
             trainer: The trainer.
@@ -166,7 +167,7 @@ class PrintProgressCallback(TrainerCallback):
 
         Args:
             trainer: The trainer.
-            steps: The number of steps of the epoch that are done.
+            steps: The number of completed steps in the epoch.
             **kwargs: Not used.
         """
         self._epoch_since = trainer.run_history.clock.seconds
@@ -342,7 +343,7 @@ class PrintProgressCallback(TrainerCallback):
             )
 
     def _print_late(self, trainer: AnyTrainer, prefix: str = "") -> None:
-        """Print the metrics recorded after the last row, whose names begin with the prefix, below it."""
+        """Below the last row, print the metrics that were recorded after it and whose names begin with the prefix."""
         self._keep_updated(trainer, lambda name: name.startswith(prefix))
         self._print_pairs(trainer, indent=7)
 
@@ -386,7 +387,7 @@ class PrintProgressCallback(TrainerCallback):
         print_once(trainer, "\n".join([*lines, f"       and {num_more} more"] if num_more else lines))
 
     def _is_best(self, trainer: AnyTrainer, name: str, value: float, directions: Mapping[str, bool]) -> bool:
-        """Return whether a value is better than in all rows before, including the rows of an interrupted run."""
+        """Return whether a value is better than in all earlier rows, including the rows of an interrupted run."""
         higher = directions.get(name, None if "train" in name else direction_in_name(name))
         if higher is None:
             return False
@@ -451,7 +452,7 @@ def _rate(samples: int, seconds: float) -> str:
 
 
 def _epochs_trained(trainer: AnyTrainer) -> str:
-    """Return the number of trained epochs, "1.25" for example, or of updates of an endless stream, "@500"."""
+    """Return the number of trained epochs as in "1.25", or, for an endless stream, of updates as in "@500"."""
     lengths, completed = trainer.epoch_lengths, trainer.num_epochs_completed
     if not lengths.are_known:
         return f"@{trainer.num_updates_completed}"
@@ -476,7 +477,7 @@ def _describe_trained(trainer: AnyTrainer) -> str:
 
 
 def _evaluates(trainer: AnyTrainer) -> str:
-    """Describe the parts that are trained in evaluation mode, because the script chose it."""
+    """Describe the parts that are trained in evaluation mode because the script chose this mode."""
     names = [*trained_in_evaluation_mode(trainer.named_models())]
     more = f" and {len(names) - 1} more" if names[1:] else ""
     return f"; {names[0].removeprefix('model.')}{more} in evaluation mode" if names else ""

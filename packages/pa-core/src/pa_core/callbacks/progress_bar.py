@@ -22,7 +22,7 @@ from pa_core.types import BatchOutput
 SECONDS_BETWEEN_LINES = 30.0  # the log of a day has some thousand lines
 _SECONDS_BETWEEN_REFRESHES = 0.1
 _BATCHES_TO_WARM_UP = 2
-"""The batches that the speed leaves out: the first event comes before the backward pass, which may be compiled."""
+"""The speed leaves out 2 batches: the event of the first comes before its backward pass, which may be compiled."""
 
 
 class ProgressBarCallback(TrainerCallback):
@@ -31,14 +31,14 @@ class ProgressBarCallback(TrainerCallback):
     It is a default callback. Name it in ``callbacks=[...]`` if your list replaces the default callbacks. To leave it
     out, pass ``get_default_callbacks(progress_bar=False)``. It has no arguments and no state.
 
-    On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: for the run, if it has several
-    epochs, and for the epoch. Elsewhere, for example in a Slurm job, it writes a line to standard output every 30
+    On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: one for the run, if it has several
+    epochs, and one for the epoch. Elsewhere, for example in a Slurm job, it writes a line to standard output every 30
     seconds of an epoch. Evaluations and predictions are shown too.
 
-    If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end of the epoch. Otherwise the bar
-    of each epoch stays on the terminal, and a line is written at its end to a notebook, or to a file that gets standard
-    output. Only the first process of the run shows anything. The bar shows the mean loss of this process, and samples
-    per second of all processes. Reading the loss never blocks an accelerator.
+    If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end of the epoch. Otherwise, the bar
+    of each epoch stays on the terminal; in a notebook, or if standard output goes to a file, a line is written at the
+    end of each epoch. Only the first process of the run shows anything. The bar shows the mean loss of this process,
+    and the speed of all processes together in samples per second. Reading the loss never blocks an accelerator.
 
     Example:
         >>> import torch
@@ -118,7 +118,7 @@ class ProgressBarCallback(TrainerCallback):
 
         Args:
             trainer: The trainer.
-            steps: The number of steps of the epoch that are done.
+            steps: The number of completed steps in the epoch.
             **kwargs: Not used.
         """
         if "train" in self._open:
@@ -276,8 +276,8 @@ class _EpochProgress:
     """Counts the batches of an epoch and shows them from time to time, on a bar or as lines.
 
     Each batch only increments counters. Loss, logged values, learning rate and speed are computed when they are shown,
-    and means never block an accelerator: the latest value that has arrived is shown. The speed is measured after the
-    first two batches, which take longer if workers start or a model is compiled.
+    and reading the means never blocks an accelerator, because the latest value that has arrived is shown. The speed is
+    measured after the first two batches, which take longer if workers start or a model is compiled.
 
     Args:
         phase: The phase; only training has a learning rate, and a prediction has no loss.
@@ -303,7 +303,7 @@ class _EpochProgress:
         self._next_refresh = self._started + self._seconds_between
 
     def step(self, trainer: AnyTrainer, batch_size: int) -> bool:
-        """Count a batch of this process, and show the progress if it is time; return whether it did."""
+        """Count a batch of this process, and show the progress if it is time; return whether it was shown."""
         self._batches += 1
         self._samples += batch_size
         now = time.monotonic()

@@ -21,7 +21,8 @@ def format_table(history: RunHistory, greater_is_better: Mapping[str, bool]) -> 
 
     Args:
         history: The history; only an ``InMemoryRunHistory`` knows the epochs of values.
-        greater_is_better: For metrics by name, whether a higher value is better. The names of the others decide.
+        greater_is_better: For metrics by name, whether a higher value is better. For all other metrics, the name
+            decides.
 
     Example:
         >>> from pa_core import InMemoryRunHistory
@@ -63,10 +64,10 @@ def trains_some_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> bool:
 
 
 def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> str:
-    """Return how many parameters are trained, how many are frozen, and name those that are neither.
+    """Describe how many parameters are trained and how many are frozen, and name those that are neither.
 
     Models without parameters in an optimizer are left out. Parameters whose sizes are not known yet are counted
-    separately, and shared parameters once.
+    separately, and shared parameters are counted once.
 
     Args:
         models: The models, by name.

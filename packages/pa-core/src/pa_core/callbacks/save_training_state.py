@@ -38,39 +38,41 @@ class SaveTrainingStateCallback(TrainerCallback):
     with the best weights, use ``SaveBestModelCallback``.
 
     Each state has its own directory in ``save_dir``, which is written atomically: ``epoch_5`` after an epoch,
-    ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name. Objects
-    that cannot be saved raise an error before the first step, and so does a folder that cannot be written to, or that
-    another run is using.
+    ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name. An
+    error is raised before the first step if an object cannot be saved, or if the folder cannot be written to or is in
+    use by another run.
 
     Args:
         save_dir: The folder of the states, which is created if it is missing. With several nodes, it must be a folder
             that all of them share. A relative path, such as the default, starts at the working directory of the run.
-        save_every_n_epochs: The number of epochs from one state to the next. Without a period, which is the default, a
-            state is saved only at the end of the run, because the best period depends on the length of an epoch.
+        save_every_n_epochs: The number of epochs from one state to the next. By default (None), epochs are not counted,
+            because the best interval depends on the length of an epoch; unless another interval is set, a state is
+            saved only at the end of the run.
         save_every_n_steps: The number of optimizer updates from one state to the next. None, the default, does not
             count updates.
-        save_at_end: Whether a state is saved when the run is complete, which is the default, so that a script that is
-            started again does not train twice. A run that ended with an exception or a loss that is not finite is not
+        save_at_end: Whether a state is saved when the run is complete. The default is True, so that a script that is
+            started again does not repeat the training. A run that ended with an exception or a non-finite loss is not
             complete.
         max_checkpoints: The number of states of this run to keep; older states are removed. None, the default, keeps
             all. States of other runs in the folder are never removed, even if this run has resumed from one of them.
         save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process. All
-            processes save after one of the next updates. None, the default, does not look at the clock.
+            processes save after one of the next updates. None, the default, does not measure time.
         asynchronous: Whether the files are written while the training continues. The default, False, waits for them.
-            The state is copied to host memory first, which takes as much memory as the state. An error in writing is
-            raised with the next state, or when the run ends.
+            The state is copied to host memory first, which takes as much memory as the state. A write error is raised
+            when the next state is saved, or when the run ends.
         stop_on_signals: Signals that announce preemption, such as ``("SIGTERM", "SIGUSR1")``. The run saves a state
             after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
-            a script with exit status 75. Further signals have no effect until the process has ended. The default leaves
-            all signals to the script. In a thread, which does not get signals in Python, a warning is shown.
+            a script with exit status 75. After the first signal, any other signal listed here is ignored while the
+            process shuts down. The default leaves all signals to the script. In a thread, where Python delivers no
+            signals, a warning is shown.
         upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``. Each state is sent there
             while the training continues, and ``train(resume_from=...)`` accepts the same URL. It needs ``fsspec`` and
-            its package for the kind of store. The same number of states is kept in the store. The run ends only when
-            the newest state is sent, even after a signal. A store that cannot be used raises an error before the first
-            step. The default, None, sends nothing.
+            the package with which fsspec accesses this kind of store. As many states are kept in the store as in
+            ``save_dir``. The run does not end until the newest state is sent, even after a signal. An error is raised
+            before the first step if the store cannot be used. The default, None, sends nothing.
         upload_errors: What happens if a state could not be sent after several attempts. ``"warn"``, the default, prints
-            a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run at that
-            point.
+            a warning when the next state is saved (it is sent instead) or when the run ends. ``"raise"`` ends the run
+            at that point.
         on_save_error: What happens if a state cannot be written, for example because the disk is full. ``"raise"``, the
             default, ends the run. ``"warn"`` prints a warning, and the run continues without this state and tries again
             when the next state is due.
@@ -190,7 +192,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save after every ``save_every_n_steps`` updates, or request a state after ``save_every_n_seconds``.
 
-        The clock of the first process counts; all processes save after one of the next updates.
+        The clock of the first process decides; all processes save after one of the next updates.
 
         Args:
             trainer: The trainer.
@@ -206,7 +208,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save a state, which some process has requested.
+        """Save a state that a process has requested.
 
         If several callbacks save states, those with ``save_every_n_seconds`` answer the request.
 
@@ -245,7 +247,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note whether a loss was not finite, after which no final state is saved.
+        """Record whether a loss was not finite, because no final state is saved in that case.
 
         Args:
             trainer: The trainer.
@@ -255,7 +257,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Print the newest state after a preemption or Ctrl-C; nothing is saved here.
+        """Print the name of the newest state after a preemption or Ctrl-C; nothing is saved here.
 
         Args:
             trainer: The trainer.

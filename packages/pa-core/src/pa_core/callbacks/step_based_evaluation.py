@@ -13,17 +13,17 @@ from pa_core.run_config import check_count
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Evaluate within the training epochs, each time after a number of optimizer updates.
+    """Evaluate within the training epochs, at a regular interval of optimizer updates.
 
     Use it if epochs are so long that an evaluation after each epoch comes too late. The evaluation after each epoch
-    still runs. Updates are counted over the whole run, also over a resume. If an epoch ends with the update that is
-    due, only the evaluation of the epoch runs, because another would evaluate the same weights. To make these
-    evaluations shorter, add ``LimitEvalStepsCallback``. Nothing is kept in training states.
+    still runs. Updates are counted over the whole run, even across a resume. If the update at which an evaluation is
+    due also ends an epoch, only the evaluation after the epoch runs, because another would evaluate the same weights.
+    To make these evaluations shorter, add ``LimitEvalStepsCallback``. Nothing is kept in training states.
 
     The metrics of these evaluations have the prefix ``intermediate_``: the loss is ``intermediate_eval_loss_epoch``,
     and a metric that a callback records as ``accuracy`` is ``intermediate_accuracy``. The names without the prefix keep
     a single value for each epoch, from the evaluation after the epoch. To keep the best model of all evaluations within
-    the epochs, pass the name with the prefix as ``watch_metric`` of ``SaveBestModelCallback``.
+    the epochs, pass the name with the prefix to ``SaveBestModelCallback`` as ``watch_metric``.
 
     Args:
         eval_every_n_steps: The number of optimizer updates (not of batches) between two evaluations, at least 1.
@@ -96,7 +96,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Evaluate after every ``eval_every_n_steps`` updates, except at the end of an epoch.
 
-        The evaluation after the epoch follows there.
+        There, the evaluation after the epoch follows anyway.
 
         Args:
             trainer: The trainer.

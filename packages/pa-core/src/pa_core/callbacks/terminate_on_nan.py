@@ -20,18 +20,19 @@ class TerminateOnNaNCallback(TrainerCallback):
     """End the run when a training or evaluation loss is NaN or infinite.
 
     It is a default callback, so that a diverged run does not waste time. Name it in ``callbacks=[...]`` if your list
-    replaces the default callbacks, and leave it out to train on regardless. It has no arguments and no state.
+    replaces the default callbacks, or leave it out to keep training despite such a loss. It has no arguments and no
+    state.
 
-    On the CPU it checks a loss at once, and its update is not made. On an accelerator, that would block every step: the
-    loss is copied in the background and checked a few steps later, at the latest when the epoch ends or a training
-    state is saved, before its metrics are reported. Each process checks the losses of its batches, and all
-    processes end the run together. A batch whose step returns ``num_items_in_batch=0`` does not count, and may have any
-    loss.
+    On the CPU, each loss is checked at once, so that no update is made with a loss that is not finite. On an
+    accelerator, such a check would block every step, so the loss is copied in the background and checked a few steps
+    later. The remaining losses are checked when the epoch ends or a training state is saved, before any metrics of the
+    epoch are reported. Each process checks the losses of its batches, and all processes end the run together. A batch
+    whose step returns ``num_items_in_batch=0`` does not count, and may have any loss.
 
     Raises:
-        NonFiniteLossError: A loss is not finite. The run ends through its ordinary events; then ``train()`` or
+        NonFiniteLossError: A loss is not finite. The last events of the run are called as usual; then ``train()`` or
             ``evaluate()`` raises this error, which is an ``ArithmeticError``. Its message names the batch and says how
-            to mend the run.
+            to fix the run.
 
     Example:
         >>> import torch
@@ -75,7 +76,7 @@ class TerminateOnNaNCallback(TrainerCallback):
     def on_train_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Check the loss of a training batch, or on an accelerator begin to copy it.
+        """Check the loss of a training batch or, on an accelerator, begin to copy it.
 
         Args:
             trainer: The trainer.
@@ -93,7 +94,7 @@ class TerminateOnNaNCallback(TrainerCallback):
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
     ) -> None:
-        """Check the loss of an evaluation batch, or on an accelerator begin to copy it.
+        """Check the loss of an evaluation batch or, on an accelerator, begin to copy it.
 
         Args:
             trainer: The trainer.
@@ -188,7 +189,7 @@ def _not_finite(name: str, given: str, do: str) -> NonFiniteLossError:
 
 
 def _reason(trainer: AnyTrainer, batch: Any, step: int) -> tuple[str, str] | None:
-    """Return the reason in a batch for its loss, and the advice; None if the batch does not explain it."""
+    """Explain the loss of a batch by its contents, with advice; None if they do not explain it."""
     reason, sample, do = why_not_finite(batch, trainer.loss_func)
     if not reason:
         return None

@@ -153,7 +153,7 @@ class Uploads:
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait until all states are sent; the other processes wait as well, unless this one failed."""
+        """Wait until all states are sent; the other processes also wait, unless this process failed."""
         self._wait(_SECONDS_WITHOUT_A_WORD)
         if unsent := self.unsent:
             self._report(f"Waiting until {unsent[-1].name} is sent to {without_secrets(self.store.url)}.")
@@ -187,7 +187,7 @@ class Uploads:
             return [*problems.values()]
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until all states are sent, or have failed, at most for some seconds."""
+        """Wait until all states are sent or have failed, but at most for some seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, seconds)
 

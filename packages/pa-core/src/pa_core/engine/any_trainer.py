@@ -5,18 +5,18 @@ the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_e
 ``on_prepare_start``, ``on_prediction_run_start``, ``on_prediction_step_end`` after each batch, and
 ``on_prediction_run_end``.
 
-``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of the request,
-``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
-events again (of the run, and of the epoch if it resumes mid-epoch), and then restores the state of each callback.
-Before that, ``on_train_steps_skipped`` fires if it resumes mid-epoch.
+``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know about the request;
+``on_training_state_save`` fires before a training state is captured. A run that resumes from a training state fires the
+start event of the run again, and then restores the state of each callback. If the run resumes mid-epoch, the start
+event of the epoch and ``on_train_steps_skipped`` also fire before the states are restored.
 
-``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
-exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
+``StopTrainingError`` fires ``on_stop_training_error``, and then the last event of the run still fires. Any other
+exception fires ``on_exception`` and is raised by ``train()`` or ``evaluate()``; the last event does not fire.
 
-If a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the last
-event before those that end the run, and a ``NonFiniteLossError`` ends it at once, so that such a loss is not reported
-or saved. With several, events continue until all processes know of the stop: a callback that gathers would otherwise
-wait for the process that stopped.
+If a callback raises ``StopTrainingError``, the other callbacks are still called for this event. With one process, only
+the events that end the run follow. (A ``NonFiniteLossError`` ends even this event at once, so that the loss is not
+reported or saved.) With several processes, events continue until all processes know about the stop, because a callback
+that gathers would otherwise wait for the process that stopped.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class AnyTrainer(ABC):
         collate_fn: The function that was passed to ``train()`` or ``evaluate()``, or None.
         train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed; None before
             the first.
-        eval_dataset: The evaluation dataset, or None; with several evaluation sets, the set that is being evaluated,
-            and otherwise the first.
+        eval_dataset: The evaluation dataset, or None; with several evaluation sets, the set that is being evaluated or,
+            between evaluations, the first set.
         train_dataloader: The loader of the current or last training run, None before the first; a callback may replace
             it in ``on_prepare_start``.
         eval_dataloader: The evaluation loader, or None; a callback may replace it between epochs. With several
@@ -240,11 +240,11 @@ class AnyTrainer(ABC):
         """Create the ``accelerate.Accelerator`` of the trainer, which places and compiles models.
 
         The constructor calls it once; you need not call it yourself. Override it to pass other arguments to the
-        Accelerator, for example a plugin that shards the model; ``super()`` need not be called. Precision and device
-        are the arguments of the trainer, or the launcher's settings: an Accelerator that you create here follows the
-        trainer's ``mixed_precision`` and ``cpu`` unless you pass other values, and a different precision makes the
-        constructor raise a ``ConfigurationError``. Attributes of the trainer do not exist yet, except ``model``,
-        ``loss_func``, ``optimizer`` and ``run_history``.
+        Accelerator, for example a plugin that shards the model; ``super()`` need not be called. The precision and the
+        device come from the trainer's ``mixed_precision`` and ``cpu`` arguments or the launcher's settings, even for an
+        Accelerator that you create here, unless you pass other values. A different precision makes the constructor
+        raise a ``ConfigurationError``. Of the trainer's attributes, only ``model``, ``loss_func``, ``optimizer`` and
+        ``run_history`` exist when it is called.
 
         Returns:
             The Accelerator, which the trainer keeps for all of its runs.
@@ -259,7 +259,7 @@ class AnyTrainer(ABC):
         return self._create_accelerator()
 
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the Accelerator: the name of ``create_accelerator`` in pytorch-accelerated."""
+        """Create the Accelerator, under the name that ``create_accelerator`` has in pytorch-accelerated."""
         return _accelerate.create_accelerator()
 
     def create_exchange(self) -> Exchange:
@@ -308,10 +308,11 @@ class AnyTrainer(ABC):
         """Create the config of a run, from its arguments and its loaders.
 
         Args:
-            per_device_batch_size: Samples in a batch of one process, if a loader does not tell.
+            per_device_batch_size: The number of samples in a batch of one process, if a loader does not have a batch
+                size.
             num_epochs: The requested number of epochs; ``max_num_train_steps`` overrides it.
-            gradient_accumulation_steps: Batches of one process in an update.
-            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
+            gradient_accumulation_steps: The number of batches of one process in an update.
+            max_num_train_steps: The number of updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
         sizes = per_device_batch_size, num_epochs, gradient_accumulation_steps
@@ -321,7 +322,7 @@ class AnyTrainer(ABC):
     def num_updates_completed(self) -> int:
         """The number of optimizer updates that the current or last run has made so far; 0 before the first run.
 
-        A resumed run counts the updates before the interruption too. In ``on_optimizer_step_end`` it includes the
+        A resumed run also counts the updates before the interruption. In ``on_optimizer_step_end`` it includes the
         update that was just made.
 
         Example:
@@ -341,8 +342,9 @@ class AnyTrainer(ABC):
     def num_epochs_completed(self) -> int:
         """The number of epochs of the current or last run that have been trained and evaluated; 0 before the first run.
 
-        It is a whole number. In ``on_training_run_epoch_end`` it includes the epoch that ends, and in all earlier
-        events of an epoch it does not. A resumed run counts the epochs before the interruption too.
+        It is a whole number. In ``on_training_run_epoch_end``, it includes the epoch that has just ended; in the
+        earlier events of an epoch, it does not include this epoch. A resumed run also counts the epochs before the
+        interruption.
 
         Example:
             >>> import torch
@@ -361,9 +363,9 @@ class AnyTrainer(ABC):
     def was_complete(self) -> bool:
         """Whether the current or last run resumed a run that was already complete, so that nothing was left to train.
 
-        True or False; False before the first run. If it is True, only the first and the last event of the training are
-        called: ``on_training_run_start`` and ``on_training_run_end``. Check it there in callbacks that expect an epoch
-        between them.
+        It is False before the first run. If it is True, only the first and the last event of the training are called:
+        ``on_training_run_start`` and ``on_training_run_end``. Check it in callbacks that expect an epoch between these
+        events.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -413,8 +415,8 @@ class AnyTrainer(ABC):
     def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
         """The loaders of the evaluation sets by name; empty for a single dataset, whose loader is ``eval_dataloader``.
 
-        The names are the names of ``eval_sets``, and the mapping is empty before the first run. Read it to inspect the
-        loaders; replace them with ``change_eval_dataloaders``.
+        The mapping has the same names as ``eval_sets``, and is empty before the first run. Read it to inspect the
+        loaders; to replace them, call ``change_eval_dataloaders``.
 
         Example:
             >>> import torch
@@ -448,8 +450,8 @@ class AnyTrainer(ABC):
     def eval_set_of_metric(self, metric_name: str) -> str | None:
         """Return the name of the evaluation set that a metric belongs to.
 
-        You call it in callbacks that watch a metric. The set follows from the name alone: the metric need not be
-        recorded yet. ``is_evaluated_in_epoch`` tells whether the set is evaluated in the current epoch.
+        You call it in callbacks that watch a metric. The set follows from the name alone, so the metric need not be
+        recorded yet. To find out whether the set is evaluated in the current epoch, call ``is_evaluated_in_epoch``.
 
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
@@ -472,9 +474,9 @@ class AnyTrainer(ABC):
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
 
-        You call it in callbacks that judge by a metric: if its evaluation set is not due in this epoch (see
-        ``EvaluationSet``), its latest value is old, and the callback skips the epoch. ``SaveBestModelCallback`` does
-        so.
+        You call it in callbacks that watch a metric. If the evaluation set of the metric is not due in this epoch (see
+        ``EvaluationSet``), the latest value is from an earlier epoch, and the callback should skip this epoch, as
+        ``SaveBestModelCallback`` does.
 
         Args:
             metric_name: The full name of the metric, for example "eval_val_loss_epoch".
@@ -508,8 +510,8 @@ class AnyTrainer(ABC):
     def num_processes(self) -> int:
         """The number of processes that train together, on all machines; 1 without a launcher.
 
-        It does not change after the construction of the trainer. Multiply a batch size of one process by it to get the
-        samples of all processes.
+        It does not change after the construction of the trainer. Multiply the batch size of one process by it to get
+        the number of samples on all processes.
 
         Example:
             >>> import torch
@@ -524,8 +526,8 @@ class AnyTrainer(ABC):
     def process_index(self) -> int:
         """The rank of this process among all processes of the run, a whole number from 0 to ``num_processes - 1``.
 
-        It is 0 without a launcher. ``is_main_process`` is the check for 0, and ``local_process_index`` counts on each
-        machine.
+        It is 0 without a launcher. To check for 0, use ``is_main_process``. The rank on each machine is
+        ``local_process_index``.
 
         Example:
             >>> import torch
@@ -540,7 +542,7 @@ class AnyTrainer(ABC):
     def local_process_index(self) -> int:
         """The rank of this process among the processes of its machine, from 0; usually the number of its GPU.
 
-        It is a whole number, and 0 without a launcher. ``process_index`` counts over all machines.
+        It is a whole number, and 0 without a launcher. The rank over all machines is ``process_index``.
 
         Example:
             >>> import torch
@@ -555,8 +557,9 @@ class AnyTrainer(ABC):
     def is_main_process(self) -> bool:
         """Whether this is the process of rank zero, for work that happens once in the whole run.
 
-        True on one process of the run, and without a launcher. Check it before you write a file on a shared disk. Code
-        that only this process runs must not communicate with other processes, because they do not take part.
+        It is True on exactly one process of the run, and always True without a launcher. Check it before you write a
+        file on a shared disk. Code that only this process runs must not communicate with other processes, because they
+        do not take part.
 
         Example:
             >>> import torch
@@ -571,9 +574,9 @@ class AnyTrainer(ABC):
     def is_local_main_process(self) -> bool:
         """Whether this is the first process on its machine, for work that happens once on each machine.
 
-        True on one process of each machine, and without a launcher. Check it before you write a file on the local disk,
-        or print; ``trainer.print`` already prints once on each machine. Code that only these processes run must not
-        communicate with other processes.
+        It is True on exactly one process of each machine, and always True without a launcher. Check it before you write
+        a file on the local disk, or print; ``trainer.print`` already prints once on each machine. Code that only these
+        processes run must not communicate with other processes.
 
         Example:
             >>> import torch
@@ -587,12 +590,13 @@ class AnyTrainer(ABC):
     def wait_for_everyone(self) -> None:
         """Wait until all processes have called this, for example before they read a file that one of them writes.
 
-        Every process must call it. On one process it returns at once. A process that waits longer than
+        Every process must call it. With one process, it returns at once. A process that waits longer than
         ``max_wait_seconds`` prints where each process is, and all of them exit.
 
         Raises:
-            OtherProcessError: Another process has ended; or this process runs a function that the others do not run,
-                for example a function that ``on_main_process`` decorates, and would wait for them.
+            OtherProcessError: Another process has ended, or this was called in a function that the other processes do
+                not run, for example a function decorated with ``on_main_process``, so this process would wait for them
+                forever.
 
         Example:
             >>> import torch
@@ -605,9 +609,9 @@ class AnyTrainer(ABC):
         processes.wait_for_all("wait_for_everyone()")
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Decorate a function that only the process of rank zero runs; the other processes return None at once.
+        """Decorate a function so that only rank zero runs it; the other processes return None at once.
 
-        It does not wait, so the function may be called anywhere, even by some processes only. Use
+        It does not wait, so the function may be called anywhere, even on only some of the processes. Use
         ``world_process_zero_only`` for results that the others need before they continue, and ``on_local_main_process``
         for work on each machine.
 
@@ -616,7 +620,7 @@ class AnyTrainer(ABC):
                 part.
 
         Returns:
-            A function with the same arguments; its result is None on all processes but rank zero.
+            A function with the same arguments; its result is None on all processes except rank zero.
 
         Example:
             >>> import torch
@@ -631,10 +635,10 @@ class AnyTrainer(ABC):
         return processes.run_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """Decorate a function that only the first process of each machine runs; the others return None at once.
+        """Decorate a function so that only the first process of each machine runs it; the others return None at once.
 
         Use it for files on the local disk of each machine. It does not wait, so the function may be called anywhere,
-        even by some processes only; ``local_process_zero_only`` waits.
+        even on only some of the processes; ``local_process_zero_only`` does wait.
 
         Args:
             function: The function to decorate. It must not communicate with other processes.
@@ -657,9 +661,9 @@ class AnyTrainer(ABC):
     def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
         """Return a decorator for a function that only one process runs; the other processes return None at once.
 
-        Use it for work that should not burden rank zero, for example a sample that the last process draws. The
-        decorated function does not wait, so it may be called anywhere. On a single process the function is called no
-        matter which rank is given, so that the same script works there.
+        Use it for work that should not burden rank zero, for example drawing a sample on the last process. The
+        decorated function does not wait, so it may be called anywhere. With a single process, the function is called no
+        matter which rank is given, so that the same script works.
 
         Args:
             process_index: The rank of the process, from 0; for example ``trainer.num_processes - 1`` for the last
@@ -691,9 +695,9 @@ class AnyTrainer(ABC):
     def main_process_first(self) -> processes.BlockOrDecorator:
         """Let the process of rank zero run a block before all other processes, which run it afterwards.
 
-        Use it for data that one process prepares on a shared disk, and the others then find there.
-        ``local_main_process_first`` is for local disks. Every process must enter the block; the others wait until rank
-        zero has left it, even by an exception, which only rank zero raises.
+        Use it for data that one process prepares on a shared disk, where the others then find it. For local disks, use
+        ``local_main_process_first``. Every process must enter the block; the others wait until rank zero has left it,
+        even if an exception ends it; only rank zero raises this exception.
 
         Returns:
             A context manager, which can also decorate a function.
@@ -711,10 +715,10 @@ class AnyTrainer(ABC):
     def local_main_process_first(self) -> processes.BlockOrDecorator:
         """Let the first process of each machine run a block before the others on this machine, which run it afterwards.
 
-        Use it for data that is prepared on the local disk of each machine, and ``main_process_first`` for a shared
-        disk. ``pa_core.local_process_zero_first`` does the same without a trainer. Every process must enter the block;
-        the others wait until the first process of their machine has left it, even by an exception, which only that
-        process raises.
+        Use it for data that is prepared on the local disk of each machine; for a shared disk, use
+        ``main_process_first``. ``pa_core.local_process_zero_first`` does the same without a trainer. Every process must
+        enter the block; the others wait until the first process of their machine has left it, even if an exception ends
+        it; only that process raises this exception.
 
         Returns:
             A context manager, which can also decorate a function.
@@ -733,9 +737,9 @@ class AnyTrainer(ABC):
     def is_sharded(self) -> bool:
         """Whether the model is split over the processes (FSDP), or will be when the run starts.
 
-        True or False. If it is True, the parameters are ``DTensor`` objects during a run, and each process holds only a
-        part of their values. Every process must then take part when the model is called, saved or gathered, so do not
-        call it in code for rank zero only.
+        If it is True, the parameters are ``DTensor`` objects during a run, and each process holds only a part of their
+        values. Every process must then take part when the model is called, saved or gathered, so do not do this in code
+        that only rank zero runs.
 
         Example:
             >>> import torch
@@ -752,8 +756,8 @@ class AnyTrainer(ABC):
     def device(self) -> torch.device:
         """The device that this process computes on, for example ``torch.device("cuda", 0)``.
 
-        It is known after construction, and does not change. Batches are already on it in a step; create further tensors
-        of a step with ``device=trainer.device``.
+        It is known after construction, and does not change. Batches are already on it in a step; create other tensors
+        for a step with ``device=trainer.device``.
 
         Example:
             >>> import torch
@@ -766,10 +770,10 @@ class AnyTrainer(ABC):
 
     @property
     def mixed_precision(self) -> str:
-        """The mixed precision of the model's forward pass, a text: "no", "bf16" or "fp16".
+        """The mixed precision of the model's forward pass, a string: "no", "bf16" or "fp16".
 
-        It is "no" if the model computes in the precision of its weights, and for "fp16" on a CPU, where fp16 has no
-        effect. It follows from the constructor's argument or the launcher's setting, and does not change.
+        It is "no" if the model computes in the precision of its weights, and if "fp16" was requested on a CPU, where it
+        has no effect. It follows from the constructor's argument or the launcher's setting, and does not change.
 
         Example:
             >>> import torch
@@ -783,9 +787,9 @@ class AnyTrainer(ABC):
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context in which torch computes in the mixed precision of the trainer.
 
-        ``trainer.model(...)`` does so anyway. Use the context for other computations of a step: a method of the model
-        other than ``forward``, a loss function with layers, a second module. Without mixed precision the context has no
-        effect.
+        Calls of ``trainer.model(...)`` already do so. Use the context for other computations in a step, for example in
+        a method of the model other than ``forward``, in a loss function with layers, or in a second module. Without
+        mixed precision the context has no effect.
 
         Returns:
             A context manager for a ``with`` statement.
@@ -809,16 +813,15 @@ class AnyTrainer(ABC):
         Call ``train()`` as often as you like within the context. Afterwards everything is restored in place:
         parameters, buffers and gradients, optimizers, schedulers, history, random numbers, and all other objects that a
         step reaches: attributes and containers, tensors and arrays, random generators of your script, globals,
-        closures, hooks, and samples that are changed when they are fetched. It needs memory for a copy of them.
-
-        Objects that cannot be restored are named in a warning before the trial: a Python generator, or an iterator that
-        does not expose its position. Files that steps write stay, and so do changes of objects that do not expose their
-        state, for example of a C extension. Among more than 300,000 objects, some are left out, for example items of a
-        list of a million samples.
+        closures, hooks, and samples that are changed when they are fetched. This takes memory for a copy of all of
+        them. Objects that cannot be restored (Python generators, and iterators that do not expose their position) are
+        named in a warning beforehand. Files that steps write are not removed, and changes to objects that do not expose
+        their state, for example objects of a C extension, are not undone. Among more than 300,000 objects, some are
+        left out, for example items of a list of a million samples.
 
         Args:
-            *data: Datasets, loaders and other arguments that you will pass to ``train()``, so that changes of them are
-                undone too.
+            *data: Datasets, loaders and other arguments that you will pass to ``train()``, so that changes to them are
+                also undone.
 
         Returns:
             A context manager for a ``with`` statement.
@@ -842,12 +845,12 @@ class AnyTrainer(ABC):
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
         """Enter a context that is exited when the run ends, no matter how it ends.
 
-        You call it in callbacks, for example for a log file or a profiler. The context outlasts the last events and all
-        writes of the run, including writes in the background. The context that is entered last is exited first, with
-        the exception that ends the run, if any.
+        You call it in callbacks, for example for a log file or a profiler. The context stays open until the last events
+        and all writes of the run, including those in the background, are over. The context that is entered last is
+        exited first, with the exception that ends the run, if any.
 
         Args:
-            context: A context manager that is not entered yet.
+            context: A context manager that has not been entered yet.
 
         Returns:
             The result of entering the context, which ``with context as result`` would bind.
@@ -874,12 +877,12 @@ class AnyTrainer(ABC):
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model without wrappers, for example to export it or to read attributes of your class.
 
-        You call it at any time, even during a run. After a run the model is in the mode in which it was before, usually
-        training mode: call ``get_model().eval()`` to predict or export with it. If it is sharded, its parameters are
-        ``DTensor`` objects; ``save_model`` writes whole tensors.
+        You can call it at any time, even during a run. After a run, the model is in the same mode as before the run,
+        usually training mode, so call ``get_model().eval()`` before you predict with the model or export it. If the
+        model is sharded, its parameters are ``DTensor`` objects; ``save_model`` writes whole tensors.
 
         Args:
-            keep_torch_compile: True, the default, returns a compiled model compiled, so that calls stay fast. False
+            keep_torch_compile: By default (True), a compiled model stays compiled, so that calls stay fast. False
                 returns the original, whose state dict has the names of your class.
 
         Returns:
@@ -906,16 +909,16 @@ class AnyTrainer(ABC):
         """Train another module together with the model, with the loss that ``calculate_train_batch_loss`` returns.
 
         You call it after the construction of the trainer and before ``train()``, on every process. A run places the
-        module on the device, and computes it in the precision of the model. Its optimizer is stepped, and its gradients
-        are clipped, cleared and, on several processes, averaged, together with the gradients of the model. It is part
-        of training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
-        needs a ``Run``.
+        module on the device, and runs it in the precision of the model. The optimizer of the module is stepped, and its
+        gradients are clipped, cleared and, with several processes, averaged, together with the gradients of the model.
+        The module is part of training states and checkpoints under its name. A module with a separate loss and separate
+        updates, as in a GAN, needs a ``Run``.
 
         A module without an optimizer, for example a teacher or the average of a model, is placed on the device and put
         into evaluation mode. If steps change it, its values are part of training states too, but not of checkpoints.
 
         Args:
-            name: Its name in ``trainer.modules``, in training states and in checkpoints.
+            name: The name of the module in ``trainer.modules``, in training states and in checkpoints.
             module: The module, which must not share parameters with the model.
             optimizer: An optimizer of its parameters. None, the default, if the trainer's optimizer has them, or if the
                 module is not trained.
@@ -943,10 +946,10 @@ class AnyTrainer(ABC):
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """The modules that ``add_module`` has added, by name, as steps call them in addition to ``trainer.model``.
+        """The modules that ``add_module`` has added, by name; steps call them in addition to ``trainer.model``.
 
-        A mapping from names to modules; empty without added modules. Within a run they are on the device, and compiled
-        if accelerate compiles them. Call them in ``calculate_train_batch_loss``.
+        A mapping from names to modules; empty without added modules. Within a run, the modules are on the device, and
+        compiled if accelerate compiles them. Call them in ``calculate_train_batch_loss``.
 
         Example:
             >>> from pa_core import Trainer
@@ -962,8 +965,8 @@ class AnyTrainer(ABC):
     def named_models(self) -> dict[str, nn.Module]:
         """Return the trained modules of the run by name: "model", and the added modules that have an optimizer.
 
-        You call it in callbacks that change or save weights. The names are the names in training states. Modules
-        without an optimizer, for example a teacher, are in ``untrained_modules()``.
+        You call it in callbacks that change or save weights. Training states use the same names. Modules without an
+        optimizer, for example a teacher, are in ``untrained_modules()``.
 
         Returns:
             A new dictionary of the modules without wrappers, not compiled.
@@ -981,8 +984,8 @@ class AnyTrainer(ABC):
     def untrained_modules(self) -> dict[str, nn.Module]:
         """Return the added modules that no optimizer trains, for example a teacher, by name.
 
-        You call it in callbacks that need all modules of a run; ``named_models`` returns the others. They are part of
-        training states if steps change them, but not of checkpoints.
+        You call it in callbacks that need all modules of a run; ``named_models`` returns the others. Untrained modules
+        are part of training states if steps change them, but not of checkpoints.
 
         Returns:
             A new dictionary of the modules without wrappers, not compiled; empty without such modules.
@@ -1003,7 +1006,7 @@ class AnyTrainer(ABC):
         """Return the optimizers of the run by name: "optimizer", and the optimizers of added modules.
 
         You call it in callbacks that read or change learning rates. The optimizer of an added module has the name of
-        the module. The names are the names in training states.
+        the module. Training states use the same names.
 
         Returns:
             A new dictionary of optimizers; empty for a trainer that only evaluates, and before ``create_optimizer_fn``
@@ -1023,8 +1026,8 @@ class AnyTrainer(ABC):
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers of the run by name: "scheduler", and the schedulers of added modules.
 
-        You call it in callbacks from ``on_training_run_start`` on. The scheduler of an added module has the name of the
-        module. The names are the names in training states.
+        You call it in callbacks, in ``on_training_run_start`` or later. The scheduler of an added module has the name
+        of the module. Training states use the same names.
 
         Returns:
             A new dictionary of schedulers; empty without schedulers, and before a run has created them.
@@ -1044,11 +1047,12 @@ class AnyTrainer(ABC):
 
     @property
     def loss_tracker(self) -> LossTracker:
-        """The mean loss over the samples of this process in the current epoch so far, of training or of evaluation.
+        """The mean loss over the samples that this process has seen in the current training or evaluation epoch.
 
-        A ``LossTracker``: read ``trainer.loss_tracker.average``, a float, in a callback. Reading waits for the device.
-        It is NaN before the first batch of an epoch, and keeps its value until the next epoch or evaluation begins. The
-        mean over all processes is recorded at the end of the epoch, for example as ``train_loss_epoch``.
+        A ``LossTracker``: read ``trainer.loss_tracker.average``, a float, in a callback. Reading it waits for the
+        device. The average is NaN before the first batch of an epoch, and keeps its value until the next epoch or
+        evaluation begins. The mean over all processes is recorded at the end of the epoch, for example as
+        ``train_loss_epoch``.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1061,7 +1065,7 @@ class AnyTrainer(ABC):
 
     @property
     def step_means(self) -> StepMeans:
-        """The means of the logged values over the samples of this process in the current epoch so far, by name.
+        """The means of the logged values, by name, over the samples that this process has seen in the current epoch.
 
         A dictionary from names without prefix to ``LossTracker`` objects: ``trainer.step_means["kl"].average`` is a
         float, and reading it waits for the device. It contains the names that ``log`` was called with in this epoch.
@@ -1082,16 +1086,16 @@ class AnyTrainer(ABC):
         You call it in ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or in a callback: from
         ``on_train_step_start`` to ``on_optimizer_step_end``, or from ``on_eval_step_start`` to ``on_eval_step_end``.
         The trainer records the mean at the end of the epoch, together with the loss: as ``train_NAME_epoch``,
-        ``eval_NAME_epoch`` (with a named evaluation set ``eval_SET_NAME_epoch``) or, in ``evaluate()``,
-        ``evaluation_NAME``. Until then, the mean so far is on the progress bar. A tensor stays on its device, and is
+        ``eval_NAME_epoch`` (``eval_SET_NAME_epoch`` for a named evaluation set) or, in ``evaluate()``,
+        ``evaluation_NAME``. Until then, the progress bar shows the mean so far. A tensor stays on its device, and is
         not read before the epoch ends. For a value that is not a mean over samples, call ``run_history.update_metric``.
 
-        A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
-        that do not log a name do not count for its mean.
+        A value is weighted by the ``batch_size`` of its step, even if the loss is a mean over other items. Steps that
+        do not log a name are left out of its mean.
 
         Args:
-            name: The name of the metric without prefix and suffix, for example "kl": letters, digits and underscores,
-                not "loss"; once in each step.
+            name: The name of the metric without prefix and suffix, for example "kl". It consists of letters, digits and
+                underscores, must not be "loss", and can be logged once in each step.
             value: A number, or a tensor with one element: a mean over the samples of the step on this process.
 
         Raises:
@@ -1118,29 +1122,30 @@ class AnyTrainer(ABC):
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
         You call it for metrics that are not means over samples, for example an area under a curve. It waits for the
-        other processes; means need no gathering, call ``log`` for them. ``pa_core.distributed.gather`` does the same
-        without a trainer, and ``pa_core.gather_objects`` gathers texts and other objects.
+        other processes. Means need no gathering; call ``log`` for them. ``pa_core.distributed.gather`` does the same
+        without a trainer, and ``pa_core.gather_objects`` gathers strings and other objects.
 
         Args:
             tensor: A tensor on the device of the run, or a nested list, tuple or mapping of tensors. The first
                 dimension may differ between processes; a tensor without dimensions counts as a row.
-            padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
-                all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
-                So choose a value that your data does not contain. A process whose rows are all padding may have a
-                tensor of a different number of dimensions. None, the default, pads nothing.
+            padding_value: Needed only if other dimensions also differ; they are then padded with this value to the
+                largest size on any process. Rows that consist only of this value are removed, even rows of your data:
+                with 0, each label 0 would be removed. So choose a value that your data does not contain. A process
+                whose rows are all padding may have a tensor with a different number of dimensions. None, the default,
+                pads nothing.
             with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
                 samples of all processes needs; each process then has to use the result in its loss. False, the default,
                 detaches the result, because metrics need no gradients.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks, on the device of this process;
-            on one process the rows of ``tensor``.
+            The same structure, with the rows of all processes in the order of the ranks, on the device of this process.
+            With one process, these are the rows of ``tensor``.
 
         Raises:
             ArgumentTypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors; a
                 ``TypeError``.
-            ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
-                this, in which processes have different numbers of steps.
+            ConfigurationError: The tensors of the processes do not fit together; or this was called in a step of a
+                reproducible run, in which processes have different numbers of steps.
 
         Example:
             >>> import torch
@@ -1155,11 +1160,11 @@ class AnyTrainer(ABC):
     def describe_run(self) -> str:
         """Return a line about the run: processes, backend, device and precision; include it in bug reports and logs.
 
-        You call it at any time. The line names the precision of the weights unless it is float32, because a model that
-        is trained in pure bfloat16 loses small updates. It does not communicate.
+        You can call it at any time. The line names the precision of the weights unless it is float32, because a model
+        that is trained in pure bfloat16 loses small updates. It does not communicate.
 
         Returns:
-            A line without a line break.
+            A single line, without a line break.
 
         Example:
             >>> import torch
@@ -1171,10 +1176,10 @@ class AnyTrainer(ABC):
         return _accelerate.describe_processes(self._setup.accelerator, self.named_models().values())
 
     def describe_model(self, depth: int = 2) -> str:
-        """Return a table of the modules that the run trains or calls: numbers of parameters, memory, dtype.
+        """Return a table of the modules that the run trains or calls, with parameter counts, memory and dtypes.
 
         You call it to see where the parameters are and which are frozen; print it with ``trainer.print``, once on each
-        machine. ``pa_core.describe_model`` makes the same table for any model. Memory counts parameters and buffers,
+        machine. ``pa_core.describe_model`` returns the same table for any model. Memory counts parameters and buffers,
         without gradients and optimizer states. It does not communicate.
 
         Args:
@@ -1182,7 +1187,7 @@ class AnyTrainer(ABC):
                 screen for most models.
 
         Returns:
-            A text of several lines, with the columns module, type, parameters, trainable (parameters), memory and
+            A string of several lines, with the columns module, type, parameters, trainable (parameters), memory and
             dtype.
 
         Raises:
@@ -1200,7 +1205,7 @@ class AnyTrainer(ABC):
 
     @property
     def reproducible(self) -> bool:
-        """Whether the trainer makes results that are bit-for-bit identical on any number of processes.
+        """Whether the trainer's results are bit-for-bit identical on any number of processes.
 
         True if the trainer was constructed with ``reproducible="any_processes"``, otherwise False. It does not change.
 
@@ -1219,12 +1224,12 @@ class AnyTrainer(ABC):
         You call it after a run, or between updates in a callback. Results are the weights and buffers of all models and
         added modules, the states of optimizers and schedulers, and the recorded metrics without their times. Runs whose
         results are bit-for-bit identical have the same hash, no matter on which devices and on how many processes they
-        ran. The buffers of models are taken from rank zero, like in training states; in a reproducible run, all
-        processes must have the same buffers. Buffers that each process has for itself, for example the queue of an
-        untrained added module, count on all of them.
+        ran. The buffers of models are taken from rank zero, as in training states; in a reproducible run, all processes
+        must have the same buffers. Buffers that belong to each process separately, for example the queue of an
+        untrained added module, are included from all processes.
 
         Returns:
-            A text of 16 hexadecimal digits, the same on every process.
+            A string of 16 hexadecimal digits, the same on every process.
 
         Raises:
             RanksDifferError: The results are not the same on all processes.
@@ -1249,7 +1254,8 @@ class AnyTrainer(ABC):
         """Print once on each machine, without breaking progress bars; the other processes do nothing.
 
         You call it in callbacks and steps in place of ``print``. It does not wait for other processes. If standard
-        output cannot be written to any more, for example a closed pipe, a warning is shown and the run continues.
+        output can no longer be written to, for example because a pipe was closed, a warning is shown and the run
+        continues.
 
         Args:
             *args: The objects to print.
@@ -1274,9 +1280,9 @@ class AnyTrainer(ABC):
     def is_padding_batch(self) -> bool:
         """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
-        True or False; False outside of a step and on one process. A padding batch is a copy of another process's batch,
-        so that all processes call the model equally often; its loss is ignored. In a ``Trainer`` it only occurs with a
-        sharded model. Check it in a module that counts its calls or its samples.
+        It is always False outside of a step and with one process. A padding batch is a copy of another process's batch,
+        so that all processes call the model the same number of times; its loss is ignored. In a ``Trainer``, it occurs
+        only with a sharded model. Check it in a module that counts its calls or its samples.
 
         Example:
             >>> from pa_core import Trainer
@@ -1294,13 +1300,13 @@ class AnyTrainer(ABC):
         """Evaluate ``eval_dataset`` in the middle of a training run, and record its metrics.
 
         You call it in callbacks, on every process, for example in ``on_optimizer_step_end``; the random numbers of the
-        training are not changed. ``Trainer`` evaluates after each epoch by itself. A ``Run`` raises an error, because
-        its loop evaluates itself.
+        training are not changed. A ``Trainer`` evaluates after each epoch anyway. A ``Run`` raises an error, because
+        you evaluate in its loop yourself.
 
         Args:
-            is_intermediate: Whether the training epoch continues afterwards. True puts ``intermediate_`` in front of
-                the names of metrics, and the model back into training mode, so that a curve with one value for each
-                epoch is not mixed with other values. The default is False.
+            is_intermediate: Whether the training epoch continues afterwards. With True, metric names get the prefix
+                ``intermediate_``, so that a curve with one value for each epoch is not mixed with other values, and the
+                model is put back into training mode afterwards. The default is False.
             eval_names: The names of the evaluation sets to evaluate. None, the default, evaluates the sets that are
                 due: after the current epoch, or with ``is_intermediate`` after each epoch.
 
@@ -1339,17 +1345,18 @@ class AnyTrainer(ABC):
     ) -> None:
         """Write the weights, and the states of optimizer and scheduler, to a file, atomically.
 
-        You call it to keep a model, for example the best, and load it with ``load_checkpoint``; to continue a run, use
-        ``SaveTrainingStateCallback``, and to give the weights to other programs, ``save_model``. Every process may call
-        this and, if the model is sharded, must. The file then holds whole tensors, for which a process that writes
-        needs room in its host memory, and a model that is not sharded can load it.
+        You call it to keep a model, for example the best model of a run, that you will load with ``load_checkpoint``.
+        To continue a run, use ``SaveTrainingStateCallback`` instead; to export the weights to other programs, use
+        ``save_model``. Every process may call this; if the model is sharded, every process must. The file of a sharded
+        model holds whole tensors, so a process that writes the file needs enough host memory for them, and a model that
+        is not sharded can load the file.
 
         Args:
             save_path: The file, by convention ending in ``.pt``. An existing file is replaced, and missing folders are
                 created.
             checkpoint_kwargs: Further entries by name: tensors, numbers, strings and containers of them. None, the
-                default, adds none.
-            save_optimizer: Whether the optimizer's state is included, which True, the default, needs to continue
+                default, adds nothing.
+            save_optimizer: Whether the optimizer's state is included. The default, True, lets you continue the
                 training; False makes the file smaller.
             save_scheduler: Whether the scheduler's state is included, if it exists. The default is True.
             save_per_node: True, the default, writes once on each machine, as local disks need; False writes once in the
@@ -1358,8 +1365,8 @@ class AnyTrainer(ABC):
                 ``load_checkpoint`` then does not change the frozen parameters of the model. The default is False.
 
         Raises:
-            ConfigurationError: The fourth argument is False and not passed by name: it was ``save_per_node`` in early
-                releases of pytorch-accelerated. Or, with ``trainable_only``, all parameters are frozen.
+            ConfigurationError: The fourth argument is False and was not passed by name (it was ``save_per_node`` in
+                early releases of pytorch-accelerated); or, with ``trainable_only``, all parameters are frozen.
             CheckpointError: An entry could not be loaded again; an existing file is not changed.
             OSError: The file cannot be written.
 
@@ -1386,7 +1393,7 @@ class AnyTrainer(ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Load a file of ``save_checkpoint`` into model, optimizer and scheduler; every process must call this.
+        """Load a ``save_checkpoint`` file into model, optimizer and scheduler; every process must call this.
 
         You call it before ``evaluate()`` or ``predict()``, or before a new ``train()`` that begins with these weights;
         to continue an interrupted run, pass ``resume_from`` to ``train()``. If the model is sharded, each process loads
@@ -1405,8 +1412,8 @@ class AnyTrainer(ABC):
 
         Raises:
             CheckpointNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
-                ``create_optimizer_fn`` has not created the optimizer yet, whose state is in the file. Nothing was
+            CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or the file
+                has an optimizer state, but ``create_optimizer_fn`` has not created the optimizer yet. Nothing was
                 loaded.
 
         Example:
@@ -1463,13 +1470,13 @@ class AnyTrainer(ABC):
         """Export the weights as safetensors, for other programs; every process may call this, and the first writes.
 
         You call it after a run; ``save_checkpoint`` writes a file for ``load_checkpoint``, with the state of the
-        optimizer. If the model is sharded, every process must call this, and its tensors are gathered one at a time.
+        optimizer. If the model is sharded, every process must call this, and the tensors are gathered one at a time.
         The file is ``model.safetensors``, whose keys are the names in ``get_model().state_dict()``.
 
         Args:
             save_directory: The folder of the files, created if it is missing.
-            max_shard_size: The largest size of a file, as a number of bytes or a text such as ``"5GB"``, the default,
-                which model hubs accept; larger weights are split into several files, with an index next to them.
+            max_shard_size: The largest size of a file, as a number of bytes or a string. The default, ``"5GB"``, is
+                accepted by model hubs. Larger weights are split into several files, with an index next to them.
             trainable_only: Whether frozen parameters are left out. Buffers are always included, because training may
                 change the buffers of frozen layers too, for example the statistics of batch norm. The default is False.
 
@@ -1507,32 +1514,33 @@ class AnyTrainer(ABC):
         """Save the complete state of a run, so that ``train(resume_from=...)`` resumes it.
 
         ``SaveTrainingStateCallback`` does so regularly; you call it in your own callbacks, or after a run. Every
-        process must call this, and the first process writes. Within a run the state is captured at the next moment at
-        which all parts belong to the same update: after the events of the current update, or of the current epoch.
-        After a run it is the state of the complete run. If an exception ended the run between two updates, the run can
-        be resumed from there.
+        process must call this, and the first process writes. Within a run, the state is captured as soon as all of its
+        parts belong to the same update, after the events of the current update or the current epoch. After a run, it is
+        the state of the complete run. If an exception ended the run between two updates, the run can be resumed from
+        there.
 
         Args:
             output_dir: The directory of the state, which is written atomically. An existing state is replaced.
             checkpoint_kwargs: Further entries, tensors and plain values by name, which ``load_training_state`` returns.
-                None, the default, adds none.
+                None, the default, adds nothing.
             asynchronous: Whether training continues while the state is written, from a copy in host memory. The
                 default, False, waits.
-            sequence: The number of the state among the states of a folder; ``resume_from`` of the folder chooses the
-                highest, so pass for example the number of the update. The default, 0, is enough for a single state.
+            sequence: The number of the state among the states in a folder. A run that resumes from the folder uses the
+                state with the highest number, so pass, for example, the update number. The default, 0, is enough for a
+                single state.
             on_saved: A function that is called with the directory, on the process that writes, after the state is
                 complete; in a thread if asynchronous. None, the default, calls nothing.
-            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. The new state then has the
-                name ``final_2``, for example. The default, False, replaces it.
+            keep_other_runs: Whether a state of another run at ``output_dir`` is kept. The new state then gets a
+                different name, for example ``final_2``. The default, False, replaces it.
             on_error: ``"raise"``, the default, ends the run if a state cannot be written; ``"warn"`` warns, and
                 continues without the state.
 
         Raises:
-            ConfigurationError: There was no training yet.
-            CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
-                cannot be resumed there. Or an object could not be loaded again, or the state not be written; an
-                existing state is kept. Within a run this is raised when the state is captured; if asynchronous, with
-                the next state or when the run ends.
+            ConfigurationError: Nothing has been trained yet.
+            CheckpointError: An exception ended the run in the middle of an update, or with several processes, so that
+                the run cannot be resumed from that point; or an object could not be loaded again, or the state could
+                not be written. An existing state is kept. Within a run this is raised when the state is captured; if
+                asynchronous, with the next state or when the run ends.
 
         Example:
             >>> import tempfile, torch
@@ -1606,13 +1614,13 @@ class AnyTrainer(ABC):
 
         ``SaveTrainingStateCallback`` calls it when the run starts. Call it in your own callback that saves states,
         within a run and on every process, before the first state. The folder is created if it is missing. The call
-        raises an error now for objects whose states could not be saved later; the states of optimizers are checked
-        after their first update, in which most optimizers create them.
+        immediately raises an error for objects whose states could not be saved later; the states of optimizers are
+        checked after their first update, in which most optimizers create them.
 
         A folder may hold states of several runs. The run keeps the name of the saved run only if it resumed from the
-        newest state of that run in this folder. Otherwise it gets a new name: callbacks that remove old states then
-        remove only states of the run with their name, so a second run from an older state leaves the newer states of
-        the first.
+        newest state of that run in this folder. Otherwise, it gets a new name. Callbacks remove only the old states of
+        the run with this name, so a second run that resumes from an older state does not remove the newer states of the
+        first run.
 
         Args:
             folder: The folder in which you will save the states.
@@ -1653,10 +1661,10 @@ class AnyTrainer(ABC):
     def request_training_state(self) -> None:
         """Request that all processes save a training state after the same update.
 
-        You call it within a run, on any process, for example because some time has passed on its clock; on several
-        processes, the others learn about it with the gradients of the next update. The ``on_training_state_request``
-        event is then called on all processes, in which ``SaveTrainingStateCallback`` saves a
-        state. Without a callback for the event, or outside of a training run, a warning is shown and nothing is saved.
+        You call it within a run, on any process, for example because some time has passed on its clock. With several
+        processes, the others are told together with the gradients of the next update. Then the
+        ``on_training_state_request`` event is called on all processes, and ``SaveTrainingStateCallback`` saves a state
+        in it. Without a callback for the event, or outside of a training run, a warning is shown and nothing is saved.
 
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
@@ -1681,9 +1689,10 @@ class AnyTrainer(ABC):
         """Request that all processes save a training state after the same update, and end the run to be resumed later.
 
         You call it if the machine will be taken away. A single process may make the request, even from a signal handler
-        or a thread. The ``on_preemption`` event is then called on all processes, in which ``SaveTrainingStateCallback``
-        saves a state; without that callback, no state is saved. Afterwards ``train()`` raises ``TrainingPreempted``, a
-        ``SystemExit`` that ends the script with status 75. If the run is complete by then, it ends as usual.
+        or a thread. Then the ``on_preemption`` event is called on all processes, and ``SaveTrainingStateCallback``
+        saves a state in it; without that callback, no state is saved. Afterwards ``train()`` raises
+        ``TrainingPreempted``, a ``SystemExit`` that ends the script with status 75. If the run is complete by then, it
+        ends as usual.
 
         Outside of a training run, for example while the script still loads its data, the request counts for the next
         training run of this trainer, which ends after its first update.
@@ -1700,18 +1709,18 @@ class AnyTrainer(ABC):
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, for example your own samplers or counters.
 
-        You call it before ``train()``, or before the first loop in the block of a ``Run``, on every process: a resumed
-        run restores the objects when it starts. States hold the objects by position, not by name, so register the same
-        classes in the same order each time; a different number or class is an error when the run resumes. They are in
-        training states (``save_training_state``, ``SaveTrainingStateCallback``), with the values of the first process,
-        and not in the files of ``save_checkpoint`` and ``save_model``.
+        You call it before ``train()``, or before the first loop in the ``with`` block of a ``Run``, on every process; a
+        resumed run restores the objects when it starts. States hold the objects by position, not by name, so register
+        the same classes in the same order each time; a different number or class causes an error when the run resumes.
+        The objects are in training states (``save_training_state``, ``SaveTrainingStateCallback``), with the values of
+        the first process, but not in the files of ``save_checkpoint`` and ``save_model``.
 
         Args:
-            *objects: Objects with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The model,
-                the loss function, the optimizer, the scheduler and callbacks are saved without registration.
+            *objects: Objects with ``state_dict()``, which returns tensors and plain values, and ``load_state_dict()``.
+                The model, the loss function, the optimizer, the scheduler and callbacks are saved without registration.
 
         Raises:
-            ArgumentTypeError: An object does not have these methods; then no object is registered.
+            ArgumentTypeError: An object does not have these methods; in this case, none of the objects is registered.
 
         Example:
             >>> import torch
@@ -1735,7 +1744,7 @@ class AnyTrainer(ABC):
         self._session.checkpointer.registered.extend(objects)
 
     def _number_in_dataset(self, step: int, sample: int) -> int | None:
-        """Return the index in the dataset of a sample of a batch of this process; None if it is unknown.
+        """Return the dataset index of a sample in a batch of this process; None if it is unknown.
 
         Args:
             step: The number of the batch in the epoch of training or evaluation that is in progress.
@@ -1786,11 +1795,11 @@ class AnyTrainer(ABC):
 class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
     """The base class of callbacks, whose methods are called at the events of a run.
 
-    Derive from it to add logging, saving or other behaviour to any trainer, and pass the class or an instance as
-    ``callbacks=[...]``. Override the events that you need, without calling ``super()``: the methods here do nothing,
-    and other events take no time. To change a step itself, override a method of ``Trainer`` instead. The trainer is
-    passed to each event, and ``**kwargs`` accepts arguments that later versions may add. An event may raise
-    ``StopTrainingError`` to end the run.
+    Derive from it to add logging, saving or other behavior to any trainer, and pass the class or an instance as
+    ``callbacks=[...]``. Override the events that you need, without calling ``super()``, because the methods here do
+    nothing. Events that you do not override take no time. To change a step itself, override a method of ``Trainer``
+    instead. The trainer is passed to each event, and ``**kwargs`` accepts arguments that later versions may add. An
+    event may raise ``StopTrainingError`` to end the run.
 
     ``train()`` calls the events in this order::
 
@@ -1812,22 +1821,22 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     when they are called.
 
     Every process calls the events on its own callbacks. Only ``on_exception``, and the events of a step in which a
-    process has no sample, may be called on some processes alone, so do not communicate in them.
+    process has no sample, may be called on only some of the processes, so do not communicate in them.
 
     A callback with state that a resumed run needs (a best value, a counter) has ``state_dict()``, which returns tensors
     and plain values, and ``load_state_dict()``. The trainer calls both on every process: ``state_dict`` when a training
-    state is saved, which keeps the state of the first process, and ``load_state_dict`` when a run resumes.
+    state is saved (only the state of the first process is kept), and ``load_state_dict`` when a run resumes.
 
     Attributes:
         joins_sanity_evaluation: Whether a copy of the callback is called in the evaluation that
             ``train(sanity_eval_steps=...)`` runs before the first epoch. The default is True; set it to False in
-            callbacks with lasting effects, for example a line in a file.
-        only_observes: Set it to True in the class if the callback's events at the end of an epoch, and those at the
-            start and the end of an evaluation, only look at the run: they do not raise ``StopTrainingError``, request
-            a training state, or change the settings of optimizers and loaders. The processes of a run exchange their
-            requests after such an event, unless all callbacks that implement it only observe; this saves up to a
-            millisecond each time. A subclass does not inherit True, because it may override the events. The default,
-            False, is always correct.
+            callbacks with lasting effects, for example callbacks that write to a file.
+        only_observes: Set it to True in the class if the callback only looks at the run in its events at the end of an
+            epoch and at the start and the end of an evaluation, that is, if these events do not raise
+            ``StopTrainingError``, request a training state, or change the settings of optimizers and loaders. The
+            processes of a run exchange their requests after such an event, unless all callbacks that implement the
+            event only observe. Skipping the exchange saves up to a millisecond each time. A subclass does not inherit
+            True, because it may override the events. The default, False, is always correct.
         instance_name: The name of the instance, to distinguish callbacks of the same class in a trainer and in training
             states. It is empty by default.
 
@@ -1868,7 +1877,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
             so that it replaces the values that these events set.
 
             Args:
-                state_dict: The result of ``state_dict`` of the first process of the saved run.
+                state_dict: The state that ``state_dict`` returned on the first process of the saved run.
             """
 
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -1878,29 +1887,29 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called at the beginning of each run, before the model is placed on the device and compiled.
 
-        This is the moment to change modules, or to replace ``trainer.train_dataloader`` or, with
+        Use it to change modules, or to replace ``trainer.train_dataloader`` or, with
         ``trainer.change_eval_dataloaders``, the evaluation loaders. ``train()``, ``evaluate()`` and ``predict()`` call
         it.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called once when a training run starts; model, loaders, run config and scheduler are ready.
+        """Called once when a training run starts; the model, the loaders, the run config and the scheduler are ready.
 
         A resumed run has loaded models, optimizers, schedulers and history, but not yet the states of callbacks.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -1910,7 +1919,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_train_steps_skipped(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
@@ -1918,8 +1927,8 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            steps: The number of steps of the epoch that are done.
-            **kwargs: For later additions.
+            steps: The number of completed steps in the epoch.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_train_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -1927,7 +1936,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_train_step_end(
@@ -1935,8 +1944,9 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     ) -> None:
         """Called after the loss of a training batch was calculated, before its backward pass.
 
-        Update counters and gradients do not include the batch yet; use ``on_optimizer_step_end`` for these. Read the
-        loss with ``ScalarTransfer`` rather than ``item()``, which would wait for the accelerator.
+        The number of updates and the gradients do not include this batch yet; override ``on_optimizer_step_end`` to act
+        after an update. Read the loss with ``ScalarTransfer`` rather than ``item()``, which would wait for the
+        accelerator.
 
         Args:
             trainer: The trainer.
@@ -1954,17 +1964,17 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             update: The number of optimizer updates of this run so far.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_train_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training epoch has ended, after its metrics, such as ``train_loss_epoch``, are recorded.
 
-        Its evaluation, if any, follows.
+        The evaluation of the epoch, if any, comes afterwards.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_eval_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -1984,7 +1994,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_eval_step_end(
@@ -2013,12 +2023,12 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called at the end of each epoch, after its training and its evaluation, if any.
 
-        ``trainer.num_epochs_completed`` includes the epoch, and ``trainer.run_history.current_epoch`` is still its
-        number. Watch metrics here: the metrics of all evaluation sets are recorded.
+        ``trainer.num_epochs_completed`` includes the epoch, and ``trainer.run_history.current_epoch`` is still the
+        number of this epoch. Watch metrics here, because the metrics of all evaluation sets are recorded by now.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -2028,15 +2038,15 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_evaluation_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called once when ``evaluate()`` starts; model and loaders are ready. ``train()`` does not call it.
+        """Called once when ``evaluate()`` starts; the model and the loaders are ready. ``train()`` does not call it.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -2044,7 +2054,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_prediction_run_start(self, trainer: TrainerT_contra, *, num_batches: int, **kwargs: Any) -> None:
@@ -2053,7 +2063,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             num_batches: The number of batches that this process predicts.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_prediction_step_end(self, trainer: TrainerT_contra, *, batch_size: int, **kwargs: Any) -> None:
@@ -2062,7 +2072,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             batch_size: The number of samples in the batch.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_prediction_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -2070,7 +2080,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -2082,43 +2092,43 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
-        """Called when all processes know that one of them called ``trainer.request_training_state()``: save a state.
+        """Called to save a state, when all processes know that one called ``trainer.request_training_state()``.
 
-        Only a callback that saves states overrides it, and calls ``trainer.save_training_state(...)`` in it.
+        Override it only in a callback that saves states, and call ``trainer.save_training_state(...)`` in it.
 
         Args:
             trainer: The trainer.
             update: The number of optimizer updates of this run so far.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when all processes know that the run is preempted: save a training state; the run waits for it.
+        """Called to save a last training state when all processes know that the run is preempted; the run waits for it.
 
         Call ``trainer.save_training_state(...)`` in it. Afterwards ``train()`` raises ``TrainingPreempted``.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called before a training state is captured: complete pending work, for example unchecked losses.
+        """Called before a training state is captured, to complete pending work, for example to check the latest losses.
 
         Args:
             trainer: The trainer.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
-        """Called when an exception, including ``KeyboardInterrupt``, ends the run: close your files and connections.
+        """Called when an exception, including ``KeyboardInterrupt``, ends the run, to close files and connections.
 
         With several processes it may be called on only one of them, so do not communicate with the others.
 
         Args:
             trainer: The trainer.
             exception: The exception.
-            **kwargs: For later additions.
+            **kwargs: Arguments that later versions may add.
         """
 
 
@@ -2134,9 +2144,9 @@ EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswit
 class CallbackHandler(Generic[_TrainerT]):
     """Calls the registered callbacks of a trainer, in the order of registration.
 
-    A trainer creates it from its ``callbacks`` argument: ``trainer.callback_handler`` is a handler. Use it to add or
-    remove callbacks later, to find a callback in ``callbacks``, and to call custom events. Create it yourself only in a
-    custom loop that calls the events itself.
+    A trainer creates a handler from its ``callbacks`` argument, and keeps it as ``trainer.callback_handler``. Use it to
+    add or remove callbacks later, to find a callback in ``callbacks``, and to call custom events. Create it yourself
+    only in a custom loop that calls the events itself.
 
     Args:
         callbacks: Callback classes (which are constructed without arguments) or instances. The default registers none.
@@ -2174,10 +2184,10 @@ class CallbackHandler(Generic[_TrainerT]):
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
-        """Register several callbacks, which are called in their order, after the callbacks that are registered already.
+        """Register several callbacks, to be called in this order after the callbacks that are already registered.
 
-        The constructor calls it. You call it between runs, on every process. If a callback is wrong, the callbacks
-        before it in the list stay registered. ``add_callback`` registers a single callback.
+        The constructor calls it. You call it between runs, on every process. If a callback raises one of the errors
+        below, the callbacks before it in the list stay registered. ``add_callback`` registers a single callback.
 
         Args:
             callbacks: Callback instances, or classes that can be constructed without arguments.
@@ -2200,9 +2210,9 @@ class CallbackHandler(Generic[_TrainerT]):
             self.add_callback(callback)
 
     def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
-        """Register a callback, which is called after the callbacks that are registered already.
+        """Register a callback, to be called after the callbacks that are already registered.
 
-        You call it between runs, on every process. In ``on_prepare_start`` of another callback, you may call it too:
+        You call it between runs, on every process. You may also call it in ``on_prepare_start`` of another callback;
         the new callback is then called for the following events of the run.
 
         Args:
@@ -2238,14 +2248,14 @@ class CallbackHandler(Generic[_TrainerT]):
         warn_of_half_a_state(instance)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
-        """Remove a registered callback, whose events are not called any more.
+        """Remove a registered callback, so that its events are no longer called.
 
-        You call it between runs, on every process. To call no or other callbacks in a single block of code, use
+        You call it between runs, on every process. To use different callbacks, or none, in a single block of code, use
         ``replaced_by``.
 
         Args:
-            callback: The instance, which is in ``callbacks``. A class is not accepted: if you registered a class, look
-                up its instance there.
+            callback: The instance. If you registered a class, look up its instance in ``callbacks``, because a class is
+                not accepted.
 
         Raises:
             ValueError: The callback is not registered.
@@ -2298,8 +2308,8 @@ class CallbackHandler(Generic[_TrainerT]):
         """Call an event on every callback that implements it, in the order of registration.
 
         Call it for your own events, for example in an overridden method of a trainer; the trainer calls its events
-        itself. An event that no callback implements has no effect. An exception of a callback leaves this method, and
-        later callbacks are not called.
+        itself. An event that no callback implements has no effect. If a callback raises an exception, this method
+        raises it, and later callbacks are not called.
 
         Args:
             event: The name of the method, for example "on_mixup", or the method itself (``MyCallback.on_mixup``), with
@@ -2325,8 +2335,8 @@ class CallbackHandler(Generic[_TrainerT]):
     def find_listeners(self) -> None:
         """Look up again which callbacks implement which events.
 
-        You need not call it, unless you assigned a method to a callback instance during a run: each run calls it when
-        it starts, and so do ``add_callback`` and ``remove_callback``. It updates ``heard`` and the result of
+        You need not call it unless you assigned a method to a callback instance during a run, because it is called when
+        a run starts, and by ``add_callback`` and ``remove_callback``. It updates ``heard`` and the result of
         ``listeners``.
 
         Example:
@@ -2373,11 +2383,11 @@ class CallbackHandler(Generic[_TrainerT]):
         return [getattr(callback, event) for callback in self.callbacks if implements(callback, event, TrainerCallback)]
 
     def warn_of_unfired_events(self) -> None:
-        """Warn about each ``on_`` method of a callback that no event has called, because its name is usually misspelt.
+        """Warn about each ``on_`` method of a callback that no event has called; its name is usually misspelled.
 
         The trainer calls it at the end of a training run, so you need not call it yourself, except in a custom loop
         that calls events with its own handler. The ``UserWarning`` names the nearest event and points at the method.
-        Each method of a class is warned about once. Custom events that ``call_event`` has called are known.
+        Each method of a class is warned about once. Custom events that ``call_event`` has called cause no warning.
 
         Example:
             >>> import warnings
