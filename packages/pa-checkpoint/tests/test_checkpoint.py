@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typing_extensions import override
 
-from pa_checkpoint import CheckpointError, load
+import pa_checkpoint
+from pa_checkpoint import CheckpointError, Writer, atomic_write, load, verify
 from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
 from pa_checkpoint._folder import Folder
 from pa_checkpoint._manifest import FileEntry, manifest_text, read_manifest
@@ -659,3 +660,26 @@ print("read with", peak() - before, "MiB more")
 assert peak() - before < 160 + 30
 """
     assert launch(script, str(tmp_path / "state"), fresh=True).status == 0  # its memory is its own
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda url: pa_checkpoint.save(url, {"step": 1}),
+        load,
+        verify,
+        Folder,
+        lambda url: atomic_write(url, lambda file: file.write(b"")),
+        lambda url: Writer().save(url, {"step": 1}),
+    ],
+    ids=["save", "load", "verify", "Folder", "atomic_write", "Writer"],
+)
+@pytest.mark.parametrize("url", ["s3://bucket/step_1", Path("gs://bucket/step_1")], ids=str)
+def test_a_url_is_not_taken_for_a_path(
+    use: Callable[[str | Path], object], url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a folder called `s3:` would keep what its user believes to be in a store."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="not in an object store"):
+        use(url)
+    assert list(tmp_path.iterdir()) == []

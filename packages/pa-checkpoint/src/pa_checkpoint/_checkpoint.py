@@ -31,6 +31,7 @@ from pa_checkpoint._files import (
     DigestingWriter,
     digest_of,
     find,
+    local_path,
     located,
     new_hash,
     publish,
@@ -356,7 +357,7 @@ def write_checkpoint(
     Raises:
         CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full.
     """
-    target = Path(os.path.realpath(directory))
+    target = Path(os.path.realpath(local_path(directory)))
     check_summary(summary)
     _check_names(parts)
     encoded = {name: value if isinstance(value, Encoded) else encode(value, name) for name, value in parts.items()}
@@ -439,7 +440,7 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares
         (<All keys matched successfully>, 480)
         >>> folder.cleanup()
     """
-    path = Path(path)
+    path = local_path(path)
     share = (dist.get_rank(), dist.get_world_size()) if in_shares and dist.is_initialized() else (0, 1)
     found = find(path)
     while True:
@@ -562,7 +563,7 @@ def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str
         True
         The checkpoint is damaged.
     """
-    folder = located(Path(path))
+    folder = located(local_path(path))
     require_folder(path, folder)
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():

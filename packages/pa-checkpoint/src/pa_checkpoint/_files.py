@@ -15,9 +15,11 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeVar
 
 from pa_checkpoint._errors import CheckpointError, damage
+
+_URL: Final = re.compile(r"[A-Za-z][\w+.-]+:/")
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
@@ -65,9 +67,25 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
     sync_folder(target.parent)
 
 
+def local_path(path: str | Path) -> Path:
+    """Return the path of a file or folder on the disk.
+
+    Raises:
+        CheckpointError: It is a URL, for which a folder called ``s3:`` would be created.
+    """
+    local = Path(path)
+    if _URL.match(str(path)) and not local.drive:
+        raise CheckpointError(
+            "This function reads and writes files on the disk, not in an object store.",
+            given=repr(str(path)),
+            do="Pass a local path. To send checkpoints to a store, use RemoteFolder, or upload_to of a callback.",
+        )
+    return local
+
+
 def _target_in_folder(path: str | Path) -> Path:
     """Return the file behind a path, after creating its folder."""
-    target = Path(path).resolve()
+    target = local_path(path).resolve()
     if target.exists() and not target.is_file():
         raise CheckpointError(
             "There is something else at the path of the new file.",

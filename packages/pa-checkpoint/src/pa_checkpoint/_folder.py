@@ -34,6 +34,7 @@ from pa_checkpoint._files import (
     discard,
     is_plain_name,
     leftovers,
+    local_path,
     located,
     once_there,
     publish,
@@ -95,7 +96,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
-        self._folder = Path(folder)
+        self._folder = local_path(folder)
         self._path = self._folder / LOCK
         _require_file(self._path)
         _require_file(self._folder / OWNER)
@@ -393,7 +394,7 @@ class Folder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path: Path = Path(path)
+        self.path: Path = local_path(path)
 
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint whose files are all intact, or return None if there is none.

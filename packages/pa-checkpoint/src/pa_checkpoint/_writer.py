@@ -20,7 +20,7 @@ from torch import Tensor
 from pa_checkpoint._checkpoint import ShareOfFirst, ShareOfOther, write_checkpoint, write_pieces
 from pa_checkpoint._encoding import Encoded, JsonScalar, encode
 from pa_checkpoint._errors import CheckpointError
-from pa_checkpoint._files import BackgroundSave
+from pa_checkpoint._files import BackgroundSave, local_path
 from pa_checkpoint._folder import Folder, FolderLock
 from pa_checkpoint._manifest import LinkableFiles, UnchangedTensors
 from pa_checkpoint._tensor_file import memory_of
@@ -373,9 +373,10 @@ class Writer:
             saved step_1
         """
         self.wait()
+        path = local_path(path)
         messages = RankMessages() if dist.is_initialized() and dist.get_world_size() > 1 else None
         is_first = messages is None or messages.rank == 0
-        job = partial(self._write, Path(path), dict(summary or {}), messages, lock, on_saved)
+        job = partial(self._write, path, dict(summary or {}), messages, lock, on_saved)
         try:
             encoded = {name: encode(part, name) for name, part in parts.items()}
             if not is_first:
@@ -388,7 +389,7 @@ class Writer:
         if blocking:
             job(lambda: copied, constant)
             return
-        saving = BackgroundSave(Path(path)) if is_first else None
+        saving = BackgroundSave(path) if is_first else None
         try:
             self._thread.submit(partial(job, lambda: copied, constant, saving))
         except BaseException:

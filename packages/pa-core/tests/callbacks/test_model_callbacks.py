@@ -201,6 +201,20 @@ def test_a_path_that_cannot_be_written_is_refused_when_the_run_starts(shared_tmp
     assert trainer.num_updates_completed == 0
 
 
+def test_a_url_for_the_best_model_is_refused_when_the_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written to a folder called `s3:`, neither then nor by an export."""
+    monkeypatch.chdir(tmp_path)
+    trainer = linear_trainer(SaveBestModelCallback("s3://bucket/best.pt"))
+    with pytest.raises(CheckpointError, match="it is a URL"):
+        trainer.train(DATA, num_epochs=1, eval_dataset=DATA)
+    for save in (trainer.save_model, trainer.save_checkpoint):
+        with pytest.raises(CheckpointError, match="not in an object store"):
+            save("s3://bucket/model.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_that_is_saved_in_another_way_needs_no_file(tmp_path: Path) -> None:
     """An override of `save_best` may write to a folder, or elsewhere."""
 

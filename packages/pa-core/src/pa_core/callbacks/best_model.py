@@ -20,6 +20,7 @@ from pa_core.engine.best_metric import (
     watched_value,
 )
 from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.training_state.downloaded_states import url_of
 
 
 class SaveBestModelCallback(TrainerCallback):
@@ -315,6 +316,8 @@ class SaveBestModelCallback(TrainerCallback):
         if trainer.is_local_main_process and not trainer.was_complete:
             path = self.path.resolve()
             try:
+                if url_of(self.save_path) is not None:
+                    raise OSError("it is a URL, and models are saved to a file on this machine")
                 if path.exists() and not path.is_file():
                     raise OSError(f"it is a {'folder' if path.is_dir() else 'device or pipe'}")
                 path.parent.mkdir(parents=True, exist_ok=True)
