@@ -209,9 +209,10 @@ def test_a_url_for_the_best_model_is_refused_when_the_run_starts(
     trainer = linear_trainer(SaveBestModelCallback("s3://bucket/best.pt"))
     with pytest.raises(CheckpointError, match="it is a URL"):
         trainer.train(DATA, num_epochs=1, eval_dataset=DATA)
-    for save in (trainer.save_model, trainer.save_checkpoint):
-        with pytest.raises(CheckpointError, match="not in an object store"):
-            save("s3://bucket/model.pt")
+    with pytest.raises(CheckpointError, match="not in an object store"):
+        trainer.save_checkpoint("s3://bucket/model.pt")
+    with pytest.raises(ConfigurationError, match="not in an object store"):
+        trainer.save_model("s3://bucket/model")
     assert list(tmp_path.iterdir()) == []
 
 
