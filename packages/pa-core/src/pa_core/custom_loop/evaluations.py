@@ -30,7 +30,7 @@ class Evaluations(Generic[BatchT]):
 
     Attributes:
         is_in_batch: Whether an evaluation is in the body of a batch.
-        samples: The number of samples of that batch; 0 for a padding batch.
+        samples: The number of samples in that batch; 0 for a padding batch.
     """
 
     def __init__(self, session: Session) -> None:
@@ -53,7 +53,7 @@ class Evaluations(Generic[BatchT]):
 
         Args:
             data: The data to evaluate.
-            batch_size: Samples in a batch of one process.
+            batch_size: The number of samples in a batch of one process.
             name: The name of the evaluation; each name has a loader, which is replaced if its arguments change.
             create: Called with the batch size and the arguments for the loader if a new loader is needed.
         """

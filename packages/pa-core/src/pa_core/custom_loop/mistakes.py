@@ -12,7 +12,7 @@ from pa_data.batches import describe_batch
 
 
 def unusable_loss(loss: object) -> ConfigurationError:
-    """Return the error of a loss that has no gradients.
+    """Return the error for a loss that has no gradients.
 
     Args:
         loss: The argument of ``backward``.
@@ -35,7 +35,7 @@ def unusable_loss(loss: object) -> ConfigurationError:
 
 
 def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
-    """Return the error of a second backward pass through a graph, whose tensors torch frees in the first pass.
+    """Return the error for a second backward pass through a graph, whose tensors torch frees in the first pass.
 
     Args:
         name: The name of the model or optimizer of the second pass.
@@ -53,7 +53,7 @@ def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
 
 
 def loop_within(what: str, place: str) -> ConfigurationError:
-    """Return the error of a loop that cannot be in the body of another loop."""
+    """Return the error for a loop that cannot be in the body of another loop."""
     return ConfigurationError(
         f"{what} cannot be nested within {place}. Move it out of the body: a loop over epochs contains a single loop "
         "over updates or batches, and evaluations."
@@ -61,7 +61,7 @@ def loop_within(what: str, place: str) -> ConfigurationError:
 
 
 def second_loop() -> ConfigurationError:
-    """Return the error of a second loop over all epochs."""
+    """Return the error for a second loop over all epochs."""
     return ConfigurationError(
         "All epochs of the run have ended, so that nothing is left for a second loop. Write for epoch in run.epochs(): "
         "around the loop over updates or batches, which then iterates over a single epoch."
@@ -69,7 +69,7 @@ def second_loop() -> ConfigurationError:
 
 
 def left_loop() -> ConfigurationError:
-    """Return the error of a loop after a break from another loop, which ended the run."""
+    """Return the error for a loop after a break from another loop, which ended the run."""
     return ConfigurationError(
         "A break from a loop over all epochs has ended the run, so that nothing is left for another loop. To end an "
         "epoch only, break from a loop over its updates in the body of run.epochs()."
@@ -77,7 +77,7 @@ def left_loop() -> ConfigurationError:
 
 
 def no_gradients_left(name: str) -> ConfigurationError:
-    """Return the error of gradients that were cleared within an update, or that the loss did not have."""
+    """Return the error for gradients that were cleared within an update, or that the loss did not have."""
     return ConfigurationError(
         f"After backward passes of {name!r}, its parameters have no gradients, or only zeros. Remove zero_grad() from "
         "the loop: the step clears gradients. With several models, check model=."
@@ -85,7 +85,7 @@ def no_gradients_left(name: str) -> ConfigurationError:
 
 
 def no_batch(number: int, call: str) -> ConfigurationError:
-    """Return the error of a call before there is a batch."""
+    """Return the error for a call before there is a batch."""
     return ConfigurationError(
         f"{call} comes before the first batch of update {number}. Write for batch in update: ..., and call it for each "
         "batch."
@@ -93,13 +93,13 @@ def no_batch(number: int, call: str) -> ConfigurationError:
 
 
 def unclear_name(name: object, known: Iterable[str], call: str) -> ConfigurationError:
-    """Return the error of a call without the name of a model, or with an unknown name."""
+    """Return the error for a call without the name of a model, or with an unknown name."""
     names = ", ".join(map(repr, known))
     return ConfigurationError(f"{call} must name a trained model ({names}), got {name!r}.")
 
 
 def not_batches(given: object) -> ConfigurationError:
-    """Return the error of a single batch, or a dataset, in place of several batches.
+    """Return the error for a single batch, or a dataset, in place of several batches.
 
     Args:
         given: The argument of ``updates`` or ``batches``.
@@ -111,7 +111,7 @@ def not_batches(given: object) -> ConfigurationError:
 
 
 def evaluates(what: str) -> ConfigurationError:
-    """Return the error of training in the body of an evaluation."""
+    """Return the error for training in the body of an evaluation."""
     return ConfigurationError(
         f"An evaluation does not train: {what} was called in the body of evaluation_batches(...). Move it after the "
         "evaluation."
@@ -119,7 +119,7 @@ def evaluates(what: str) -> ConfigurationError:
 
 
 def evaluates_by_callback() -> ConfigurationError:
-    """Return the error of a callback that evaluates a run, because a custom loop evaluates itself."""
+    """Return the error for a callback that evaluates a run, because the script itself evaluates in a custom loop."""
     return ConfigurationError(
         "A custom loop evaluates itself, but a callback requested an evaluation. Remove the callback, and iterate over "
         "run.evaluation_batches(dataset) in the loop."
@@ -127,7 +127,7 @@ def evaluates_by_callback() -> ConfigurationError:
 
 
 def shared_scaler() -> UnsupportedConfigurationError:
-    """Return the error of several optimizers in fp16."""
+    """Return the error for several optimizers in fp16."""
     return UnsupportedConfigurationError(
         "Several optimizers cannot share the gradient scaler of fp16. Pass mixed_precision='bf16', which needs no "
         "scaler."
@@ -135,7 +135,7 @@ def shared_scaler() -> UnsupportedConfigurationError:
 
 
 def late_model(name: str) -> ConfigurationError:
-    """Return the error of a model that is added to a run after its construction."""
+    """Return the error for a model that is added to a run after its construction."""
     return ConfigurationError(
         f"A run gets all of its models when it is created, not by add_module({name!r}, ...). Write Run({{'model': "
         f"..., {name!r}: ...}}, {{'model': ..., {name!r}: ...}}, ...)."
@@ -143,7 +143,7 @@ def late_model(name: str) -> ConfigurationError:
 
 
 def update_is_over(number: int, what: str) -> ConfigurationError:
-    """Return the error of a call to an update after the loop has continued."""
+    """Return the error for a call to an update after the loop has continued."""
     return ConfigurationError(
         f"This update has ended: {what} of update {number} was requested after the loop continued. Use the update that "
         "run.updates() yielded last."

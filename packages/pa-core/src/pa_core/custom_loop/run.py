@@ -64,9 +64,10 @@ _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     """Run a training loop that you write yourself, with the features of ``Trainer.train``.
 
-    Use it if your task does not fit the loop of ``Trainer``: several optimizers, reinforcement learning, or a loop that
-    exists already. The order of the samples, gradients over several batches and processes, metrics, callbacks, signals
-    and training states that resume exactly work as in ``Trainer``. The loop itself stays in your script::
+    Use it if your task does not fit the loop of ``Trainer``, for example if you have several optimizers, reinforcement
+    learning, or an existing loop. The order of the samples, gradients over several batches and processes, metrics,
+    callbacks, signals, and exact resuming from training states all work as in ``Trainer``. The loop itself stays in
+    your script::
 
         with Run(model, optimizer, train_dataset, num_epochs=10, per_device_batch_size=64) as run:
             for epoch in run.epochs():
@@ -77,26 +78,27 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 for inputs, targets in run.evaluation_batches(eval_dataset):
                     run.log("loss", loss_func(model(inputs), targets))
 
-    A run is entered once, as a ``with`` block, on every process; an accumulation group is the batches whose gradients
-    make an optimizer update. ``batches()``, ``backward()`` and ``step()`` are the same loop without an ``Update``
-    object. ``updates()`` outside of ``epochs()`` iterates over all epochs. In the body of a batch, ``updates(batches)``
-    and ``batches(batches)`` iterate over batches that your loop makes: the chunks of a sequence, a rollout, samples of
-    a replay buffer. The models are not wrapped, even on several processes, so call them directly: ``model(inputs)``.
-    With ``mixed_precision``, such a call computes in the lower precision without further code. Only calls to a part or
-    another method of the model, for example ``model.encode(inputs)``, need ``with run.autocast():``.
+    A run is entered once, in a ``with`` statement, on every process. An accumulation group consists of the batches
+    whose gradients are combined in an optimizer update. With ``run.batches()``, ``run.backward()`` and ``run.step()``,
+    you can write the same loop without an ``Update`` object. ``updates()`` outside of ``epochs()`` iterates over all
+    epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)`` iterate over batches that your loop
+    makes, for example the chunks of a sequence, a rollout, or samples from a replay buffer. The models are not wrapped,
+    even with several processes, so call them directly: ``model(inputs)``. With ``mixed_precision``, such a call
+    computes in the lower precision without further code. Only calls to a part of the model or to another of its
+    methods, for example ``model.encode(inputs)``, need ``with run.autocast():``.
 
-    Callbacks get the run as their trainer. These are the events of a run:
+    Callbacks are passed the run as their trainer. These are the events of a run:
 
     - ``on_init_end``: the run is constructed.
     - ``on_prepare_start``: the block is entered; nothing is placed or compiled yet.
     - ``on_training_run_start``: the first loop begins. A run that resumes then restores its state.
-    - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins an epoch, and ends it.
+    - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins or ends an epoch.
     - ``on_train_step_start``: before each batch of the dataset, but not on a process that has no sample in the batch.
     - ``on_train_step_end``: after the body of a batch, or before its first step. ``batch_output["loss"]`` is the loss
       of the backward pass. With ``updates(batches)`` or ``batches(batches)``, for each of those batches.
     - ``on_optimizer_step_end``: after the step; with several optimizers, at the end of the body of the update.
     - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
-      the two events of a step are not called on a process that has no sample in the batch.
+      the two step events are not called on a process that has no sample in the batch.
     - ``on_training_run_epoch_end``: after the body of an epoch.
     - ``on_training_state_request``, ``on_preemption``: after the body of an update, if a state or a preemption was
       requested.
@@ -107,9 +109,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     Args:
         model: The module to train, or several modules by name:
             ``{"generator": generator, "discriminator": discriminator}``.
-        optimizer: The optimizer of the model. With several models, an optimizer of all their parameters, or optimizers
-            by the names of the models that they train. Models without an optimizer are placed on the device and saved
-            in training states. None with ``create_optimizer_fn``.
+        optimizer: The optimizer of the model. With several models, a single optimizer of all their parameters, or a
+            mapping from model names to optimizers. Models without an optimizer are placed on the device and saved in
+            training states. None if you pass ``create_optimizer_fn``.
         train_dataset: The samples to train on, or a ``DataLoader`` of them, whose order is used.
         num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
         max_num_train_steps: The number of optimizer updates of the run. If you pass it, the run makes this many updates
@@ -118,53 +120,55 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
             starts with the largest possible batches; if a batch does not fit into memory, the run ends with status 75,
             and the next start resumes with smaller batches.
-        gradient_accumulation_steps: The number of batches of one process in an update; the default is 1. The last group
-            of an epoch may be shorter.
+        gradient_accumulation_steps: The number of batches of one process in an update; the default is 1. The last
+            update of an epoch may have fewer batches.
         gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the default,
             does not clip.
-        gradient_clip_norm: All gradients of an optimizer are scaled down together so that their norm is at most this.
-            None, the default, does not clip.
+        gradient_clip_norm: All gradients of an optimizer are scaled down together so that their common norm is at most
+            this value. None, the default, does not clip.
         create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
-            ``functools.partial`` may be ``TrainerPlaceholderValues``. With several optimizers, pass functions by the
-            names of the optimizers.
-        train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader, which override
-            the defaults: shuffled, pinned where there is an accelerator. None, the default, overrides none.
+            ``functools.partial`` may be ``TrainerPlaceholderValues``. With several optimizers, pass a mapping from
+            optimizer names to functions.
+        train_dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the training loader; they override the
+            defaults (shuffling and, with an accelerator, pinned memory). None, the default, overrides nothing.
         collate_fn: A function that makes a batch of a list of samples, for all loaders. None, the default, stacks
             tensors, as ``DataLoader`` does.
-        callbacks: Callbacks, as classes or instances. The default is none, because your loop prints its own progress.
+        callbacks: Callbacks, as classes or instances. By default, there are no callbacks, because your loop prints its
+            own progress.
         run_history: The history that records the metrics; None, the default, creates an ``InMemoryRunHistory``.
         resume_from: A training state, or a folder of states (the newest valid state is used). Either can be a URL in an
             object store, such as ``"s3://bucket/states"``. The state is restored when the first loop of the block
-            begins, so that you can register further objects before it. None, the default, begins a new run.
-        resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because a mistyped
-            path would begin again; ``"start"`` begins a new run, so that a job script can always pass both arguments.
-        resume_allow: Names of differences from the saved run to accept; without its name here, each raises an error,
-            because it changes the meaning of the run. The names are "samples_per_update", "dataset_length", "shuffle",
-            "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add "reproducible"
-            and "arithmetic".
+            begins, so that you can register further objects before that. None, the default, begins a new run.
+        resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because otherwise a
+            mistyped path would begin a new run; ``"start"`` begins a new run, so that a job script can always pass both
+            arguments.
+        resume_allow: Names of the differences from the saved run that are accepted. Any other difference raises an
+            error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
+            "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add
+            "reproducible" and "arithmetic".
         step_scheduler: When schedulers are stepped: after each ``"update"`` of their optimizer, the default, or after
             each ``"epoch"``.
-        watch_metric: The full name of the metric, for example "eval_loss_epoch", that schedulers such as
-            ``ReduceLROnPlateau`` are stepped with, after each epoch.
-        mixed_precision: "no", "bf16" or "fp16". The default, None, is the launcher's setting.
-        cpu: True trains on the CPU. The default, None, is the device that the script was launched on.
+        watch_metric: The full name of a metric, for example "eval_loss_epoch". After each epoch, its value is passed to
+            schedulers such as ``ReduceLROnPlateau``.
+        mixed_precision: "no", "bf16" or "fp16". The default, None, uses the launcher's setting.
+        cpu: True trains on the CPU. The default, None, uses the device that the script was launched on.
         max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
             they are and exit. The default is 600, the same as NCCL's default timeout, which gives no diagnostics. None
             leaves the timeout to the process group.
         create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
-            ``optimizer``. It is called once, when the block is entered, after the model was sharded, if you shard it. A
-            single function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
-            optimizer, pass functions by the names of the models.
+            ``optimizer``. It is called once, when the block is entered, after any sharding of the model. A single
+            function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
+            optimizer, pass a mapping from model names to functions.
         order: Which samples an epoch visits, and when: an object from ``pa_data.orders``. None, the default, uses the
-            order of the dataset, if it has an order, and otherwise visits each sample once in a random order.
+            order of the dataset if it has an order, and otherwise visits each sample once in a random order.
         max_updates_per_batch: The largest number of updates that the loop makes from each batch of ``train_dataset``,
             by ``updates(batches)``. Schedules and the length of the run are computed from it, and
-            ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
-            not call ``updates(batches)``.
-        samples_per_update: The number of samples of all processes in an optimizer update. Batches and accumulation are
-            computed from it, on any number of processes; ``per_device_batch_size`` is then the largest number of
-            samples that a process computes at a time. None, the default, is for updates of
-            ``gradient_accumulation_steps`` batches of each process.
+            ``gradient_accumulation_steps`` then counts the batches that your loop makes. None, the default, is for
+            loops that do not call ``updates(batches)``.
+        samples_per_update: The total number of samples in an optimizer update, over all processes. The batches and the
+            accumulation follow from it, on any number of processes; ``per_device_batch_size`` is then the largest
+            number of samples in a forward pass of one process. By default (None), an update consists of
+            ``gradient_accumulation_steps`` batches from each process.
         reproducible: "any_processes" makes results bit-for-bit identical on any number of processes, and needs
             ``samples_per_update``. None, the default, is faster: results on different numbers of processes are equal up
             to rounding.
@@ -178,10 +182,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         ConfigurationError: An argument cannot work, or the names of models, optimizers and functions differ; or both
             ``optimizer`` and ``create_optimizer_fn`` are passed.
         UnsupportedConfigurationError: An earlier trainer of the process uses a different precision or device.
-        DataError: When the block is entered: ``pa_data`` cannot use the dataset, the loader or the order.
-        RanksDifferError: When the block is entered: the processes were passed different arguments, models or samples.
-        CheckpointNotFoundError: When the block is entered: there is no training state to resume.
-        NonFiniteLossError: When the block ends: ``TerminateOnNaNCallback`` ended the run.
+        DataError: ``pa_data`` cannot use the dataset, the loader or the order (raised when the block is entered).
+        RanksDifferError: The processes were passed different arguments, models or samples (raised when the block is
+            entered).
+        CheckpointNotFoundError: There is no training state to resume (raised when the block is entered).
+        NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run (raised when the block ends).
 
     Example:
         >>> import torch
@@ -362,11 +367,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
-        """Return the models by name, for callbacks that change or save weights; ``models`` is the property.
+        """Return the models by name, for callbacks that change or save weights; in your loop, read ``models``.
 
         Returns:
-            A new dictionary of all models of the run, trained or not; the name of a single model is "model". The names
-            are the names in training states.
+            A new dictionary of all models of the run, trained or not; the name of a single model is "model". Training
+            states use the same names.
 
         Example:
             >>> import torch
@@ -381,12 +386,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers by name, for callbacks that read learning rates; ``optimizers`` is the property.
+        """Return the optimizers by name, for callbacks that read learning rates; in your loop, read ``optimizers``.
 
         Returns:
             A new dictionary; the name of a single optimizer is "optimizer", and several have the names of their models.
-            The names are the names in training states. It is empty before the block is entered if
-            ``create_optimizer_fn`` creates them.
+            Training states use the same names. It is empty before the block is entered if ``create_optimizer_fn``
+            creates them.
 
         Example:
             >>> import torch
@@ -401,7 +406,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
-        """Return the schedulers by name, for callbacks; these are also their names in training states.
+        """Return the schedulers, for callbacks, by the names that training states use.
 
         Returns:
             A new dictionary; the name of a single scheduler is "scheduler", and several have the names of their models.
@@ -428,10 +433,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def dry_run(self, *data: object) -> Generator[None]:
         """Return a context that undoes all effects of the block within it, to try the loop before the run.
 
-        Enter the block of the run within the context, and again after it for the real run. Afterwards models,
-        optimizers, history, random numbers and all other objects that the loop reaches have the values from before;
-        objects that cannot be restored are named in a warning, and files that the loop writes stay. Within the context
-        a new run begins, even with ``resume_from``.
+        Enter the block of the run within the context, and again after the context for the real run. Afterwards, the
+        models, the optimizers, the history, random numbers and all other objects that the loop reaches have their
+        earlier values. Objects that cannot be restored are named in a warning, and files that the loop writes are not
+        removed. Within the context a new run begins, even with ``resume_from``.
 
         Args:
             *data: Further datasets and loaders that the loop uses, whose random generators are restored; the training
@@ -533,15 +538,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """End the run through its last events, or clean up after an exception.
+        """End the run and call its last events, or clean up after an exception.
 
         Returns:
             Whether the exception was a request to stop, which ends the block without an exception.
 
         Raises:
-            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run, after its last events.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run. It is raised after the last events.
             RanksDifferError: Another process is at a different place in the run.
-            TrainingPreempted: The run was preempted, after saving a training state.
+            TrainingPreempted: The run was preempted, and its training state was saved.
         """
         self._evaluations.end()
         self._showing_last_epoch.close()
@@ -557,7 +562,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         return True
 
     def _finish(self, stop: StopTrainingError | None) -> None:
-        """Call the last events; a run that the script left early, by a ``break``, is complete too."""
+        """Call the last events; a run that the script left early, by a ``break``, is also complete."""
         if not self._has_begun:
             return
         self._forget_gradients()
@@ -591,14 +596,13 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         ``updates()`` or ``batches()`` alone. Code that follows the updates belongs to the epoch. A ``break`` ends the
         run, which is then complete. A resumed run begins with the epoch in which it was interrupted.
 
-        Yields:
-            The number of the epoch, from 0.
+        Yields: The epoch number, counted from 0.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run, or in the body of another loop of it, or after
-                a loop that has trained; or an epoch had no updates.
+            ConfigurationError: The call is outside the block of the run, in the body of another loop of the run, or
+                after a loop that has trained; or an epoch had no updates.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
+            TrainingPreempted: The run was preempted, and its training state was saved; a ``SystemExit``.
 
         Example:
             >>> import torch
@@ -658,33 +662,34 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Iterate over the remaining updates of the epoch or, outside of ``epochs()``, of all epochs.
 
         You call it in the block of the run if an update has several batches or several steps; for a step after each
-        batch, ``batches()`` is shorter. Between two updates, training states are saved and signals end the run: code
-        that follows the step in the body belongs to its update. A ``break`` ends the epoch.
+        batch, ``batches()`` is shorter. Between two updates, training states are saved and signals end the run, so code
+        that follows the step in the body still belongs to the update. A ``break`` ends the epoch.
 
-        With ``batches``, in the body of a batch of ``updates()``, iterate over updates of batches that your loop makes,
-        for example the chunks of a sequence, at most ``Run(max_updates_per_batch=...)`` of them. They end early with
-        the last update of the run. States are saved only after that body, because a state does not contain these
-        batches. A ``break`` drops the gradients of an update without a step, and the body continues.
+        With ``batches``, you call it in the body of a batch of ``updates()``, to iterate over updates of batches that
+        your loop makes, for example the chunks of a sequence. There are at most ``Run(max_updates_per_batch=...)`` such
+        updates, and they end early with the last update of the run. States are saved only after the outer body, because
+        a state does not contain these batches. A ``break`` drops the gradients of an update that was not stepped, and
+        the outer body continues.
 
         Args:
             batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
-                A process that has fewer than the others, or none, gets padding batches with the weight 0: see
-                ``is_padding_batch``. Processes exchange their numbers of batches: once if ``batches`` has a length, and
-                otherwise, for example for a generator, before each update. None, the default, uses the training
-                dataset.
-            num_samples: The number of samples in each of ``batches``, which is the weight of its loss; None, the
-                default, for the first dimension of the first tensor.
+                A process that has fewer batches than the others, or none, gets padding batches with the weight 0 (see
+                ``is_padding_batch``). The processes tell each other how many batches they have, once if ``batches`` has
+                a length, and otherwise (for example, for a generator) before each update. None, the default, uses the
+                training dataset.
+            num_samples: The number of samples in each of ``batches``, which is the weight of its loss. None, the
+                default, uses the first dimension of the first tensor.
 
         Yields:
             An ``Update``, which is itself an iterable of its batches. Call its ``step`` in the body.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run, or in the body of another loop over updates, or
-                after a loop over all epochs that has trained; or an update was not stepped. With ``batches``: it is not
-                in the body of a batch, or it is between the backward pass of a batch and its step; or there are more
-                updates of a batch than ``max_updates_per_batch``.
+            ConfigurationError: The call is outside the block of the run, in the body of another loop over updates, or
+                after a loop over all epochs that has trained; or an update was not stepped. With ``batches``, the call
+                is not in the body of a batch, or it is between the backward pass of a batch and its step; or a batch
+                has more updates than ``max_updates_per_batch``.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
+            TrainingPreempted: The run was preempted, and its training state was saved; a ``SystemExit``.
 
         Example:
             >>> import torch
@@ -805,22 +810,23 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         You call it in the block of the run, in the body of ``epochs()`` or alone for all epochs. Call ``backward`` and
         ``step`` for each batch; with ``gradient_accumulation_steps``, ``step`` does nothing before the last batch of an
-        update. ``updates()`` has a loop for each update instead.
+        update. With ``updates()``, there is a separate loop for each update instead.
 
         Args:
-            batches: Batches that your loop makes, in the body of a batch: the chunks of a sequence or a rollout, at
-                most ``Run(max_updates_per_batch=...)`` updates of them. None, the default, uses the training dataset.
-            num_samples: The number of samples in each of ``batches``; None, the default, for the first dimension of the
-                first tensor.
+            batches: Batches that your loop makes in the body of a batch, for example the chunks of a sequence or a
+                rollout, for at most ``Run(max_updates_per_batch=...)`` updates. None, the default, uses the training
+                dataset.
+            num_samples: The number of samples in each of ``batches``. None, the default, uses the first dimension of
+                the first tensor.
 
         Yields:
             A batch as the loader makes it, on the device of this process.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run, or in the body of another loop over batches, or
+            ConfigurationError: The call is outside the block of the run, in the body of another loop over batches, or
                 after a loop over all epochs that has trained; or an update was not stepped.
             CheckpointError: The run differs from the saved run.
-            TrainingPreempted: The run was preempted, after saving a training state; a ``SystemExit``.
+            TrainingPreempted: The run was preempted, and its training state was saved; a ``SystemExit``.
 
         Example:
             >>> import torch
@@ -889,11 +895,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 optimizer.
 
         Returns:
-            Whether an update was made: False after other batches than the last, and if gradients overflowed in fp16.
+            Whether an update was made. False if the batch is not the last of its update, or if gradients overflowed in
+            fp16.
 
         Raises:
             ConfigurationError: There is no update, the last batch had no backward pass, the optimizer is unknown, it
-                was stepped already, or its parameters have no gradients.
+                was already stepped, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made. The block of the run catches
                 it.
 
@@ -921,12 +928,12 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Request that all processes end the run before the next update, as if it were complete.
 
         You call it in the loop, to stop early for a reason that only your loop knows. A single process may make the
-        request, which is exchanged with the gradients: the update in progress is not made if you call this before its
-        step; the next update is not made if you call it later. On several accelerators the request is read two updates
-        later, so that no process waits for it.
+        request, which is exchanged together with the gradients. If you call this before the step of the update in
+        progress, this update is not made; if you call it later, the next update is not made. With several accelerators,
+        the request is read two updates later, so that no process waits for it.
 
-        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: if only some of them
-        leave, all of them end with an error. Outside of the block a warning is shown, and the call has no effect.
+        To leave the loop by ``break`` or ``StopTrainingError``, all processes must leave it together; if only some of
+        them do, all of them end with an error. Outside of the block, a warning is shown, and the call has no effect.
 
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks get in ``on_stop_training_error``. The default
@@ -959,11 +966,11 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def is_padding_batch(self) -> bool:
         """Whether the current batch is padding, with the weight 0, because only other processes still have samples.
 
-        True or False; False on one process and outside of the loops. On several processes, the last step of a training
-        epoch, or an evaluation, may have fewer samples than there are processes. A process without a sample gets a copy
-        of another process's batch, so that all of them call the model equally often. Its losses, logged values and
-        gathered rows are ignored, and callbacks do not see it. Check this property if your loop adds up or collects
-        values itself.
+        It is always False with one process and outside of the loops. With several processes, the last step of a
+        training epoch or of an evaluation may have fewer samples than there are processes. A process without a sample
+        gets a copy of another process's batch, so that all of them call the model the same number of times. Its losses,
+        logged values and gathered rows are ignored, and callbacks do not see it. Check this property if your loop adds
+        up or collects values itself.
 
         Example:
             >>> import torch
@@ -987,17 +994,18 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
-        You call it for metrics that are not means over samples, for example an area under a curve; for means, ``log``
-        needs no exchange. In the body of a loop, a process whose batch ``is_padding_batch`` adds no rows, so that each
-        sample is in the result once.
+        You call it for metrics that are not means over samples, for example an area under a curve. For means, call
+        ``log``, which needs no exchange. In the body of a loop, a process whose batch ``is_padding_batch`` adds no
+        rows, so that each sample is in the result once.
 
         Args:
             tensor: A tensor on the device of the run, or a nested list, tuple or mapping of tensors. The first
                 dimension may differ between processes; a tensor without dimensions counts as a row.
-            padding_value: Only needed if other dimensions differ too: they are padded with this value to the longest of
-                all processes. Rows that consist of it are removed, including rows of your data: 0 removes each label 0.
-                So choose a value that your data does not contain. A process whose rows are all padding may have a
-                tensor of a different number of dimensions. None, the default, pads nothing.
+            padding_value: Needed only if other dimensions also differ; they are then padded with this value to the
+                largest size on any process. Rows that consist only of this value are removed, even rows of your data:
+                with 0, each label 0 would be removed. So choose a value that your data does not contain. A process
+                whose rows are all padding may have a tensor with a different number of dimensions. None, the default,
+                pads nothing.
             with_gradient: Whether gradients flow through the result to the rows of each process, which a loss over the
                 samples of all processes needs; each process then has to use the result in its loss. False, the default,
                 detaches the result.
@@ -1008,8 +1016,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Raises:
             ArgumentTypeError: ``tensor`` contains an object that is neither a tensor nor a container of tensors; a
                 ``TypeError``.
-            ConfigurationError: The tensors of the processes do not fit together; or a step of a reproducible run calls
-                this, in which processes have different numbers of steps.
+            ConfigurationError: The tensors of the processes do not fit together; or this was called in a step of a
+                reproducible run, in which processes have different numbers of steps.
 
         Example:
             >>> import torch
@@ -1033,15 +1041,15 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
         """Log a value of the current batch, and record its mean over all samples of the epoch or the evaluation.
 
-        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. In training, you
-        call it before the step of the update, or in a callback's ``on_optimizer_step_end``: after the step there is no
-        batch. A tensor stays on its device, and is not read before the mean is recorded. For a value that is not a mean
-        over samples, call ``record``.
+        The metric is called ``train_NAME_epoch`` in training and ``eval_NAME_epoch`` in an evaluation. In training, you
+        call it before the step of the update, or in a callback's ``on_optimizer_step_end``, because there is no batch
+        after the step. A tensor stays on its device, and is not read before the mean is recorded. For a value that is
+        not a mean over samples, call ``record``.
 
         Args:
-            name: The name of the metric without prefix and suffix, for example "accuracy": letters, digits and
-                underscores, not starting with a digit; once for each batch. "loss" is for evaluations: in training,
-                ``backward`` logs the loss.
+            name: The name of the metric without prefix and suffix, for example "accuracy". It consists of letters,
+                digits and underscores, does not start with a digit, and can be logged once for each batch. "loss" is
+                allowed only in evaluations, because ``backward`` logs the loss in training.
             value: A number, or a tensor with one element: a mean over the samples of the batch on this process.
             num_items: The number of items in the batch of this process, if the value is a mean over items other than
                 samples, for example tokens. None, the default, counts samples.
@@ -1087,7 +1095,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         Args:
             name: The full name of the metric; no prefix is added.
-            value: A number or another plain value (text, tensor, list, dictionary), the same on every process.
+            value: A number or another plain value (a string, a tensor, a list or a dictionary), the same on every
+                process.
 
         Raises:
             ConfigurationError: The call is not in the block of the run, or the value is not plain.
@@ -1117,27 +1126,27 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Iterate over the batches of an evaluation, in which each sample counts once, on any number of processes.
 
         You call it in the block of the run, in the body of ``epochs()`` or ``updates()``, or outside of them. In the
-        body the models are in evaluation mode, and no gradients are recorded; the modes are restored when the iteration
-        ends, even by a ``break``, which records nothing. Means of logged values are recorded as ``eval_NAME_epoch``,
-        and among the updates of an epoch as ``intermediate_eval_NAME_epoch``. All processes have the same number of
-        batches, so that ``gather`` may be called in the body; a process without a sample, because there are fewer
-        samples than processes, has a padding batch: see ``is_padding_batch``.
+        body, the models are in evaluation mode, and no gradients are recorded; the modes are restored when the
+        iteration ends, even by a ``break``, which records nothing. Means of logged values are recorded as
+        ``eval_NAME_epoch`` or, among the updates of an epoch, as ``intermediate_eval_NAME_epoch``. All processes have
+        the same number of batches, so that ``gather`` may be called in the body; if there are fewer samples than
+        processes, each process without a sample gets a padding batch (see ``is_padding_batch``).
 
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
-            per_device_batch_size: The number of samples in a batch of one process. None, the default, is the batch size
-                of the training.
-            name: The first part of the names of metrics: "test" records ``test_NAME_epoch``, and "eval_val" the names
-                that ``Trainer`` uses for its evaluation set "val". Callbacks read it as ``eval_name``. None, the
+            per_device_batch_size: The number of samples in a batch of one process. None, the default, uses the batch
+                size of the training.
+            name: The first part of the names of metrics: "test" records ``test_NAME_epoch``, and "eval_val" records the
+                names that ``Trainer`` uses for its evaluation set "val". Callbacks read it as ``eval_name``. None, the
                 default, records ``eval_NAME_epoch``.
-            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader, which override the defaults.
-                None, the default, overrides none.
+            dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader; they override the defaults.
+                None, the default, overrides nothing.
 
         Yields:
             A batch as the loader makes it, on the device of this process.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run, or it is in the body of another evaluation.
+            ConfigurationError: The call is outside the block of the run, or in the body of another evaluation.
             DataError: ``pa_data`` cannot use the dataset or the loader.
 
         Example:
@@ -1212,7 +1221,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Raise an error, because a custom training loop evaluates itself.
+        """Raise an error, because you evaluate in a custom training loop yourself.
 
         Callbacks that evaluate in the middle of an epoch need a ``Trainer``. In a ``Run``, iterate over
         ``evaluation_batches`` in the loop instead.

@@ -43,7 +43,7 @@ class RunModels:
 
     Attributes:
         models: The modules by name.
-        optimizers: The optimizers by name; without those that factories will create.
+        optimizers: The optimizers by name, except those that factories will create.
         factories: The factories of schedulers by the name of the optimizer.
         optimizer_factories: The factories of optimizers by the name of the optimizer.
         optimizer_names: The names of all optimizers, in their order.
@@ -98,12 +98,12 @@ class RunModels:
 
     @contextmanager
     def dry_run(self) -> Generator[None]:
-        """Remove the optimizers afterwards that are created within the context."""
+        """Remove the optimizers that were created within the context when it ends."""
         with temporarily(self, optimizers=dict(self.optimizers)):
             yield
 
     def make_optimizers(self) -> None:
-        """Call the factories of optimizers with the present models.
+        """Call the optimizer factories with the current models.
 
         Raises:
             ArgumentTypeError: A factory did not return an optimizer.
@@ -156,7 +156,7 @@ class RunModels:
         return self.models[name] if self._are_named else self.whole
 
     def name_of_scheduler(self, optimizer: str) -> str:
-        """Return the name of the scheduler of an optimizer in training states."""
+        """Return the name that the scheduler of an optimizer has in training states."""
         return optimizer if self._are_named else SCHEDULER
 
 

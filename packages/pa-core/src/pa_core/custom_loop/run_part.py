@@ -183,10 +183,10 @@ _AUTOCAST = ("Addmm", "Addbmm", "Baddbmm", "Bmm", "Convolution", "Linear", "Matm
 
 
 def is_in_full_precision(loss: Tensor) -> bool:
-    """Whether a loss was computed with matrix products in float32, and without a smaller type.
+    """Whether a loss was computed with matrix products in float32, and none in a smaller type.
 
-    Autocast would have computed them in the smaller type. False if the graph does not show it: compiled functions and
-    custom functions hide their computation.
+    Autocast would have computed them in the smaller type. The result is False if the graph does not show the
+    computation, because compiled functions and custom functions hide it.
 
     Args:
         loss: The loss, with its graph.

@@ -47,7 +47,7 @@ class Update(AnyUpdate, Generic[BatchT]):
 
     Args:
         session: The state of the run, which the run passes.
-        batches: The batches of this update and of those after it.
+        batches: The batches of this update and of the updates after it.
         parts: The trained models of the run with their optimizers, by name.
         evaluations: The evaluations of the run; training within an evaluation raises an error.
         is_inner: Whether the script made the batches, in the body of a batch of the training loader. False by default.
@@ -155,8 +155,8 @@ class Update(AnyUpdate, Generic[BatchT]):
         """Compute the gradients of a loss, and add them to the gradients of the update.
 
         You call it for each batch, in place of ``loss.backward()``, on every process; several calls for a batch add up.
-        On several processes, gradients are exchanged with the last batch only. With several models, only the gradients
-        of ``model`` change. The loss is also recorded, as ``train_loss_epoch``.
+        With several processes, gradients are exchanged only with the last batch. With several models, only the
+        gradients of ``model`` change. The loss is also recorded, as ``train_loss_epoch``.
 
         Args:
             loss: The mean loss over the samples of the current batch, a tensor with one element and a graph. You need
@@ -259,8 +259,8 @@ class Update(AnyUpdate, Generic[BatchT]):
             Whether the update was made; False if gradients overflowed in fp16.
 
         Raises:
-            ConfigurationError: Batches of the update are left, the last batch had no backward pass, the optimizer is
-                unknown, it was stepped already, or its parameters have no gradients.
+            ConfigurationError: The update has batches left, the last batch had no backward pass, the optimizer is
+                unknown, it was already stepped, or its parameters have no gradients.
             StopTrainingError: A process requested the end of the run; no step was made. The block of the run catches
                 it.
 
@@ -361,7 +361,7 @@ class Update(AnyUpdate, Generic[BatchT]):
         """Call ``on_optimizer_step_end`` for an update of several optimizers, if any of them was stepped.
 
         The run calls this after the body of the update; you need not call it yourself. With a single optimizer,
-        ``step`` has called the event already.
+        ``step`` has already called the event.
         """
         if self._are_several and self._stepped:
             self._finish(is_made=True)
@@ -425,10 +425,11 @@ class Update(AnyUpdate, Generic[BatchT]):
 def batches_of_loop(
     batches: Iterable[Any], around: BatchPlace, *, device: torch.device, accumulation_steps: int, samples: int | None
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Iterate over batches and the place of each in its update, equally often on all processes.
+    """Iterate over batches and the place of each in its update, the same number of times on all processes.
 
     A process that has no batch left repeats its own batch, or the batch of another process, with the weight 0. If all
-    processes know the number of their batches, they exchange it once; otherwise before each update.
+    processes know the number of their batches, they exchange the number once; otherwise, they exchange it before each
+    update.
 
     Args:
         batches: The batches of this process. The batches of an update are fetched together.
