@@ -596,7 +596,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         ``updates()`` or ``batches()`` alone. Code that follows the updates belongs to the epoch. A ``break`` ends the
         run, which is then complete. A resumed run begins with the epoch in which it was interrupted.
 
-        Yields: The epoch number, counted from 0.
+        Yields:
+            The epoch number, counted from 0.
 
         Raises:
             ConfigurationError: The call is outside the block of the run, in the body of another loop of the run, or

@@ -16,24 +16,25 @@ from pa_core.errors import BatchOutputError
 class Accumulation:
     """Turns the gradient of an update into the gradient of the mean loss over all its samples or items.
 
-    The weight of a batch is its share of the samples of the update, which the loader knows: ``BatchPlace.weight``. The
-    step counts items, and their number in an update is only known after its last batch was counted, after most of its
-    backward passes. So each loss is scaled by its items over a reference number, and at the end the gradients are
-    scaled once by the reference over the total. The reference keeps losses in the range that gradient scalers expect;
-    it is a power of two, so that it changes no digit of the result.
+    The weight of a batch is its share of the samples of the update, which the loader knows: ``BatchPlace.weight``.
+    Items are counted by the step, so the number of items in an update is known only with its last batch, after most of
+    its backward passes. Therefore, each loss is multiplied by the ratio of its items to a reference number, and at the
+    end the gradients are multiplied once by the ratio of the reference number to the total. The reference keeps losses
+    in the range that gradient scalers expect; it is a power of two, so that it changes no digit of the result.
 
     A run has an accumulation for each optimizer.
 
     Args:
         num_processes: The number of processes, over which gradients are averaged.
         counted_by: The name of the number of items in scripts, for messages.
-        scales_all: Whether the loss of an only batch is scaled, too, as on any number of processes.
+        scales_all: Whether the loss is scaled even if a batch is a whole update, so that the arithmetic is the same on
+            any number of processes.
 
     Attributes:
-        items: The items of this process in the current update so far; 0 if losses are means over samples.
+        items: The number of items of this process in the current update so far; 0 if losses are means over samples.
         counts_items: Whether the steps count items; None before the first step.
-        counts_samples: Whether samples are counted as items if a step counts none. This is the case for a stream, whose
-            numbers of samples in updates are unknown.
+        counts_samples: Whether samples are counted as items if a step counts none. This is the case for a stream,
+            because the numbers of samples in its updates are unknown.
         counts_nothing: Whether the last batch has no sample or item.
         reference_items: The reference number, None before the first update that counts items.
         last_batch_size: The number of samples of the last batch.

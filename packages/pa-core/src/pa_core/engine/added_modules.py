@@ -50,7 +50,7 @@ class AddedModules:
     """The modules of ``add_module``, by name.
 
     Attributes:
-        optimizers: The own optimizers of modules, by name.
+        optimizers: The optimizers that belong to a single module, by its name.
         schedulers: The schedulers of these optimizers in the current or last run, by name.
 
     Example:
@@ -265,12 +265,12 @@ def _reject_untrained(name: str, module: nn.Module) -> None:
 
 
 def trained_loss(loss_func: object, optimizer: Optimizer | None, model: nn.Module) -> dict[str, nn.Module]:
-    """Return a loss function with weights that the trainer's optimizer updates, by its name; empty otherwise.
+    """Return the loss function, by its name, if the trainer's optimizer updates its weights; empty otherwise.
 
     Args:
         loss_func: The loss function.
         optimizer: The optimizer of the trainer.
-        model: The model, whose parameters a loss function may hold too.
+        model: The model, whose parameters a loss function may also hold.
     """
     if not isinstance(loss_func, nn.Module):
         return {}

@@ -1,4 +1,4 @@
-"""The best value of a metric so far, and whether higher values are better, for callbacks that judge by a metric."""
+"""The best value of a metric so far, and whether higher values are better, for callbacks that watch a metric."""
 
 from __future__ import annotations
 
@@ -43,18 +43,19 @@ _CAMEL_CASE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+[0-9]*|[A-Z]+[0-9]*"
 class BestMetric:
     """Keep the best value of a metric, and its epoch.
 
-    Use it in your own callback that judges by a metric, for example to save or to stop; ``SaveBestModelCallback`` and
-    ``EarlyStoppingCallback`` use it. NaN is never an improvement, and the first value that is a number always is.
+    Use it in your own callback that watches a metric, for example to save the model or to stop the run;
+    ``SaveBestModelCallback`` and ``EarlyStoppingCallback`` use it. NaN is never an improvement, and the first value
+    that is a number always is.
 
     Args:
         greater_is_better: Whether a higher value is better, as for an accuracy. The default, False, suits a loss.
-        min_change: The smallest change that is an improvement, in the unit of the metric, at least 0. It is measured
-            from the best value, so many small steps in the right direction add up. The default, 0, accepts any better
-            value.
+        min_change: The smallest change that counts as an improvement, in the unit of the metric, at least 0. It is
+            measured from the best value, so that small steps in the right direction add up. The default, 0, accepts any
+            better value.
 
     Attributes:
-        value: The best value as a float; None before the first.
-        epoch: The number of the epoch of the best value; None before the first.
+        value: The best value as a float; None before the first value.
+        epoch: The number of the epoch of the best value; None before the first value.
         greater_is_better: As given.
         min_change: As given.
 
@@ -118,8 +119,8 @@ class BestMetric:
             epoch: The number of its epoch, for example ``trainer.run_history.current_epoch``.
 
         Returns:
-            True if the value is the first number, or better by at least ``min_change``: it is then ``best.value``.
-            False if the best value stays.
+            True if the value is the first number, or better by at least ``min_change``; ``best.value`` is then this
+            value. False if the best value does not change.
 
         Example:
             >>> from pa_core.callbacks import BestMetric
@@ -141,8 +142,8 @@ class BestMetric:
     def reset(self) -> None:
         """Forget the best value and its epoch, so that the next number is an improvement.
 
-        You call it when a new run starts, for example in ``on_training_run_start``. The direction and ``min_change``
-        stay.
+        You call it when a new run starts, for example in ``on_training_run_start``. The direction and ``min_change`` do
+        not change.
 
         Example:
             >>> from pa_core.callbacks import BestMetric
@@ -198,9 +199,9 @@ class BestMetric:
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     """Raise an error if no evaluation of the run can record the metric that a callback watches.
 
-    Call it in ``on_training_run_start`` of a custom callback that judges by a metric, so that a wrong name ends the run
-    before any time is spent. It checks only the losses of evaluations: without an evaluation dataset they are never
-    recorded, and with several sets their names contain the name of the set. Any other name is accepted, because a
+    Call it in ``on_training_run_start`` of a custom callback that watches a metric, so that a wrong name ends the run
+    before any time is spent. It checks only evaluation losses, which are never recorded without an evaluation dataset,
+    and whose names contain the name of the set if there are several sets. Any other name is accepted, because a
     callback may record it later; ``watched_value`` then raises an error if it was not recorded. The name of a loss
     without ``_epoch`` causes a ``UserWarning``.
 
@@ -209,7 +210,7 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
         metric_name: The full name of the metric that your callback will watch, for example "eval_loss_epoch".
 
     Raises:
-        ConfigurationError: The metric would never be recorded. The message contains a name that would be.
+        ConfigurationError: The metric would never be recorded. The message contains a name that would be recorded.
 
     Example:
         >>> import torch
@@ -252,8 +253,8 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     """Return the latest value of a metric, the same value on every process.
 
     Use it in your own callbacks that save or stop, which all processes must do together. A metric that each process
-    computes itself could differ between processes, so the value of the first process counts. Every process must call
-    this function at the same point. To read a metric on one process only, use
+    computes itself could differ between processes, so the value of the first process is returned. Every process must
+    call this function at the same point. To read a metric on one process only, use
     ``trainer.run_history.get_latest_metric``.
 
     Args:
@@ -264,7 +265,7 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
         The value as a Python float.
 
     Raises:
-        MetricNotFoundError: No value was recorded under this name. It is caught as a ``KeyError`` too.
+        MetricNotFoundError: No value was recorded under this name. It is also caught as a ``KeyError``.
         ConfigurationError: The latest value is not a number, for example a dictionary.
 
     Example:
@@ -310,7 +311,7 @@ def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> 
         metric_names: The metrics to watch.
 
     Raises:
-        MetricNotFoundError: A name is misspelt.
+        MetricNotFoundError: A name is misspelled.
     """
     recorded = sorted({*trainer.run_history.get_metric_names(), "train_loss_epoch"})
     for name in metric_names:
@@ -347,16 +348,16 @@ class _FalseByDefault(int):
 
 
 FALSE_BY_DEFAULT: bool = cast("bool", _FalseByDefault())
-"""The default for the ``greater_is_better`` argument of a custom callback that judges by a metric.
+"""The default for the ``greater_is_better`` argument of a custom callback that watches a metric.
 
 It equals False, so that a lower value is better. ``resolve_direction``, to which the constructor passes the argument,
-tells it from a False that the caller passed, and warns if the name of the metric suggests the opposite.
+distinguishes it from a False that the caller passed, and warns if the name of the metric suggests the opposite.
 """
 
 
 @runtime_checkable
 class JudgesMetric(Protocol):
-    """The interface of callbacks that judge by a metric, so that tables and rows mark its best value.
+    """The interface of callbacks that watch a metric, so that tables and rows mark its best value.
 
     Example:
         >>> from pa_core import SaveBestModelCallback
@@ -369,10 +370,10 @@ class JudgesMetric(Protocol):
 
 
 def direction_in_name(metric_name: str) -> bool | None:
-    """Return whether a higher value is better, judging by the words of the name; None if they do not tell.
+    """Return whether a higher value is better, judging by the words of the name; None if they do not say.
 
     Words are separated by anything that is not a letter or a digit, or by capital letters. A word that indicates that a
-    lower value is better has precedence.
+    lower value is better takes precedence.
 
     Args:
         metric_name: The name, with its prefix.
@@ -396,13 +397,13 @@ def direction_in_name(metric_name: str) -> bool | None:
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
     """Return ``greater_is_better`` as a plain boolean, and warn if it contradicts the name of the metric.
 
-    Call it in the constructor of a custom callback that judges by a metric, whose ``greater_is_better`` argument has
-    the default ``FALSE_BY_DEFAULT``. The value of the caller always decides; the name of the metric only causes a
-    ``UserWarning`` at the line that creates the callback. There are two such cases: ``greater_is_better`` is left out
-    for a metric like "eval_accuracy", or it is True for a loss.
+    Call it in the constructor of a custom callback that watches a metric and has a ``greater_is_better`` argument with
+    the default ``FALSE_BY_DEFAULT``. The value that the caller passed always decides; the name of the metric only
+    causes a ``UserWarning`` at the line that creates the callback. There are two such cases: ``greater_is_better`` is
+    left out for a metric like "eval_accuracy", or it is True for a loss.
 
     Args:
-        watch_metric: The full name of the metric that the callback judges by.
+        watch_metric: The full name of the metric that the callback watches.
         greater_is_better: True or False if the caller passed it, which silences the first warning, or
             ``FALSE_BY_DEFAULT``.
 

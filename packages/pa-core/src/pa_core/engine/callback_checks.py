@@ -139,7 +139,7 @@ def warn_of_unknown_events(
         callback: The callback.
         events: The names of all events.
         warned: Methods that were warned about before; further methods are added.
-        only_typos: Whether to warn only about names that are surely misspelt events; others may be custom events.
+        only_typos: Whether to warn only about names that are surely misspelled events; others may be custom events.
     """
     kind = type(callback)
     named = [name for name in dir(callback) if name.startswith("on_") and name not in events]

@@ -1,8 +1,9 @@
-"""The exchange of gradients between processes, which makes a common update of their batches.
+"""The exchange of gradients between processes, which turns their batches into a common update.
 
 `Exchange` is the protocol, which you can implement for another communication library. There are three implementations:
 `Alone` for one process, `Averaged` for several, and `Tree` for runs that are bit-for-bit identical on any number of
-them. A trainer or a run gets its exchange from ``create_exchange``; override that for your own exchange.
+processes. A trainer or a run gets its exchange from ``create_exchange``; override this method to return your own
+exchange.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pa_distributed.gradients import GradientExchange
 __all__ = ["Alone", "Averaged", "BatchPlace", "Exchange", "Part", "Tree"]
 
 _NUM_COMPARED: Final = 2
-"""The number of updates that are compared: most steps that depend on all weights show in the second update."""
+"""The number of updates that are compared; most steps that depend on all weights are detected in the second update."""
 
 _AFTER_UPDATE: Final = -1
 _EVALUATION: Final = -2
@@ -67,9 +68,10 @@ class Exchange(Protocol):
     that the same optimizers train: a trainer has a single part, and a ``Run`` with several optimizers has a part for
     each.
 
-    Every process calls these methods equally often, even a process that has no sample in a batch, so the methods may
-    communicate with the other processes. The remaining methods, for example `holds_gradients`, answer questions. They
-    are called between these calls, and must not communicate. An error that a method raises ends the run.
+    Every process calls these methods the same number of times, even a process that has no sample in a batch, so the
+    methods may communicate with the other processes. The remaining methods, for example `holds_gradients`, answer
+    questions. They are called between these calls, and must not communicate. An error that a method raises ends the
+    run.
 
     Derive from `Alone`, whose methods do nothing, and override the methods that you need. For several processes, you
     need at least `finish`, which replaces each gradient with its mean over the processes and adds up the flags, and the
@@ -265,10 +267,10 @@ class Exchange(Protocol):
         Args:
             part: The trained part. ``part.parameters()`` yields its parameters; leave out parameters for which
                 ``part.is_plain(parameter)`` is False.
-            flags: Returns five numbers of this process; call it once. With these numbers, processes tell each other to
-                stop, to save a training state or to be preempted, and how many items (for example tokens) they had. Add
-                up each number over the processes, in float32 or float64, for example in the same message as the
-                gradients.
+            flags: Returns five numbers of this process; call it once. With these numbers, processes request a stop, a
+                training state or a preemption from each other, and exchange how many items (for example tokens) they
+                had. Add up each number over the processes, in float32 or float64, for example in the same message as
+                the gradients.
 
         Returns:
             The five sums, a tensor of shape ``(5,)`` on the device of the run. Return None only on a single process,
@@ -325,9 +327,9 @@ class Exchange(Protocol):
         is also called if steps were skipped because gradients overflowed.
 
         Returns:
-            The number of samples with which values that this process logs in ``on_optimizer_step_end`` are weighted in
-            the mean of the epoch. None, which most exchanges return, for the number of samples in the last batch of
-            this process.
+            A number of samples, which is the weight that values logged by this process in ``on_optimizer_step_end``
+            have in the mean of the epoch. Most exchanges return None, which stands for the number of samples in the
+            last batch of this process.
         """
         ...
 
@@ -388,11 +390,11 @@ class Exchange(Protocol):
         """Raise an error if a step has run its own backward pass, and the exchange cannot use its gradients.
 
         Called in the first updates of a trainer, after ``calculate_train_batch_loss`` and before the backward pass of
-        the trainer. A gradient that is new there comes from a backward pass in ``calculate_train_batch_loss``. An
+        the trainer. A new gradient at this point comes from a backward pass in ``calculate_train_batch_loss``. An
         exchange that adds up all gradients, no matter where they were computed, does nothing.
 
         Args:
-            part: The trained part; ``part.has_gradients()`` tells whether a gradient is set.
+            part: The trained part; call ``part.has_gradients()`` to find out whether a gradient is set.
 
         Raises:
             ConfigurationError: The step ran its own backward pass.
@@ -441,9 +443,9 @@ class Exchange(Protocol):
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterable[Any]:
         """Return the batches of an evaluation, in their order.
 
-        Called once on every process for each evaluation of a set. The run computes each batch as soon as it is yielded,
-        so a generator can act before and after each batch, for example to seed random numbers. Most exchanges return
-        ``batches``. Do not communicate here, because processes may have different numbers of batches.
+        Called once on every process for each evaluation of a set. The run evaluates each batch as soon as it is
+        yielded, so a generator can act before and after each batch, for example to seed random numbers. Most exchanges
+        return ``batches``. Do not communicate here, because processes may have different numbers of batches.
 
         Args:
             loader: The loader of the batches, for its length and for the positions of its samples.
@@ -538,8 +540,7 @@ class Alone:
         """Do nothing when a training run begins.
 
         The run calls this once for each part, after its modules were placed on the device. Override it to create
-        communication buffers or to register hooks, and remove these in ``close``. The example of `Exchange.add`
-        overrides it.
+        communication buffers or to register hooks, and remove these in ``close``. See the example in `Exchange.add`.
 
         Args:
             part: The modules to train (``part.modules``), with their optimizers.
@@ -558,8 +559,7 @@ class Alone:
         """Do nothing when the training of an epoch begins.
 
         The run calls this after the callbacks' ``on_train_epoch_start``. Override it if your exchange keeps lists of
-        parameters or buffers, which callbacks may have changed there. The example of `Exchange.start_epoch` overrides
-        it.
+        parameters or buffers, which callbacks may have changed there. See the example in `Exchange.start_epoch`.
 
         Args:
             models: Returns all models of the run, by name.
@@ -576,8 +576,7 @@ class Alone:
         """Do nothing before the forward pass of a batch.
 
         The run calls this for each batch of an update, on every process. Override it, for example, to send the buffers
-        of the first process to all others in the first batch of an update. The example of `Exchange.start_batch`
-        overrides it.
+        of the first process to all others in the first batch of an update. See the example in `Exchange.start_batch`.
 
         Args:
             place: The place of the batch in its update: ``place.starts_group`` is True for its first batch, and
@@ -588,8 +587,8 @@ class Alone:
         """Do nothing before the backward pass of the last batch of an update.
 
         The run calls this after the forward pass of that batch. Override it to send gradients during the backward pass,
-        for example from hooks. Without an override, ``finish`` sends all gradients after the pass. The example of
-        `Exchange.start_last_pass` overrides it.
+        for example from hooks. Without an override, ``finish`` sends all gradients after the pass. See the example in
+        `Exchange.start_last_pass`.
 
         Args:
             part: The part whose gradients the pass computes.
@@ -602,7 +601,7 @@ class Alone:
 
         The run calls this after the last backward pass of an update and before the optimizer step. Override it for
         several processes: replace ``parameter.grad`` of each of ``part.parameters()`` with its mean over the processes
-        (None counts as zero), and add up the flags. The example of `Exchange.finish` overrides it.
+        (None counts as zero), and add up the flags. See the example in `Exchange.finish`.
 
         Args:
             part: The trained part.
@@ -618,8 +617,8 @@ class Alone:
         """Do nothing after the optimizer step of one of several parts.
 
         A ``Run`` with several optimizers calls this after each step; other runs call only ``end_update``. Override it
-        if your exchange sends gradients in hooks, which must ignore this part for the rest of the update. The example
-        of `Exchange.end_step` overrides it.
+        if your exchange sends gradients in hooks, which must ignore this part for the rest of the update. See the
+        example in `Exchange.end_step`.
 
         Args:
             part: The part whose optimizer was stepped.
@@ -647,9 +646,9 @@ class Alone:
     def average_each_pass(self, part: Part) -> None:
         """Do nothing for a trainer that overrides ``_run_train_epoch`` with its own loop.
 
-        The trainer calls this once, after ``add``. Such a loop does not call ``finish``. So for several processes,
+        The trainer calls this once, after ``add``. Such a loop does not call ``finish``, so for several processes,
         override this method to average gradients at the end of each backward pass, for example in hooks, or to raise an
-        error. The example of `Exchange.average_each_pass` overrides it.
+        error. See the example in `Exchange.average_each_pass`.
 
         Args:
             part: The trained part.
@@ -659,7 +658,7 @@ class Alone:
         """Return False, because all gradients of the update are in ``parameter.grad``.
 
         The run calls this to find out whether a script has called ``backward``. Override it if your exchange moves
-        gradients elsewhere before ``finish``. The example of `Exchange.holds_gradients` overrides it.
+        gradients elsewhere before ``finish``. See the example in `Exchange.holds_gradients`.
 
         Args:
             part: The trained part.
@@ -670,8 +669,8 @@ class Alone:
         """Do nothing, because gradients from a step's own backward pass are added to the update as well.
 
         A trainer calls this in its first updates, after ``calculate_train_batch_loss``. Override it to raise a
-        ``ConfigurationError`` if ``part.has_gradients()`` and your exchange would lose or scale such gradients. The
-        example of `Exchange.require_no_gradients` overrides it.
+        ``ConfigurationError`` if ``part.has_gradients()`` and your exchange would lose or scale such gradients. See the
+        example in `Exchange.require_no_gradients`.
 
         Args:
             part: The trained part.
@@ -680,9 +679,9 @@ class Alone:
     def repeating(self, place: BatchPlace) -> AbstractContextManager[None]:
         """Return a context that does nothing.
 
-        A run calls this only for an exchange whose ``is_exact`` is True, to compute its first batch several times.
-        Override it there: seed the random numbers on entering, and restore the buffers of the models on leaving. The
-        example of `Exchange.repeating` overrides it.
+        A run calls this only for an exchange whose ``is_exact`` is True, to compute its first batch several times. In
+        such an exchange, override it to seed the random numbers on entering, and to restore the buffers of the models
+        on leaving. See the example in `Exchange.repeating`.
 
         Args:
             place: The place of the batch in its update.
@@ -692,7 +691,7 @@ class Alone:
     def batches_to_evaluate(self, loader: SizedIterable, batches: Iterable[Any], *, is_trial: bool) -> Iterable[Any]:
         """Return the batches of an evaluation unchanged.
 
-        The run calls this once for each evaluation, and computes each batch as soon as it is yielded. Override it with
+        The run calls this once for each evaluation, and evaluates each batch as soon as it is yielded. Override it with
         a generator to act before or after each batch; do not communicate in it, because processes may have different
         numbers of batches.
 
@@ -722,7 +721,7 @@ class Alone:
         """Return False, because all processes have the same number of batches in an evaluation.
 
         The run calls this after the last batch of this process. Override it only if your exchange divides batches
-        itself. The example of `Exchange.has_fewer_batches` overrides it.
+        itself. See the example in `Exchange.has_fewer_batches`.
 
         Args:
             loader: The evaluation loader.
@@ -749,10 +748,10 @@ class _BufferPlaces:
 
 
 class Averaged(Alone):
-    """The default exchange on several processes: averages gradients during the last backward pass of each update.
+    """The default exchange for several processes; it averages gradients during the last backward pass of each update.
 
     Trainers and runs on several processes use it unless they are ``reproducible="any_processes"``. Gradients are sent
-    in buckets while autograd still computes others, together with the flags with which processes agree on stops. All
+    in buckets while autograd still computes others, together with the flags that processes use to agree on stops. All
     processes begin each update with the buffers of the first process, for example the statistics of batch norm, unless
     accelerate's ``DistributedDataParallelKwargs(broadcast_buffers=False)`` turns this off. Derive from it, and return
     an instance from ``create_exchange``, to change a detail; derive from `Alone` for another communication library.
@@ -764,7 +763,7 @@ class Averaged(Alone):
 
     Attributes:
         num_averaged: The number of processes.
-        is_exact: False: rounding depends on the number of processes.
+        is_exact: False, because rounding depends on the number of processes.
         shares_buffers: Whether the buffers of the first process are sent to the others; True by default.
 
     Example:
@@ -873,7 +872,7 @@ class Averaged(Alone):
         Args:
             part: The part whose gradients the pass computes.
             overlaps: Whether every process has a backward pass in this batch. If False, nothing is sent during the
-                pass, and everything in ``finish``.
+                pass, and ``finish`` sends everything.
         """
         self._exchanges[part].open(overlaps=overlaps)
 
@@ -947,7 +946,7 @@ class Averaged(Alone):
         """Average gradients at the end of each backward pass from now on, until ``close``.
 
         A trainer calls this once after ``add`` if it overrides ``_run_train_epoch`` with its own loop, which does not
-        call ``finish``. Every process then has to run equally many backward passes. An override has to call
+        call ``finish``. Every process then has to run the same number of backward passes. An override has to call
         ``super().average_each_pass(...)``.
 
         Args:
@@ -956,7 +955,7 @@ class Averaged(Alone):
         self._exchanges[part].average_each_pass()
 
     def _compare(self, part: Part, exchange: GradientExchange) -> None:
-        """Compare weights before the first update, and settings of optimizers of shards after the first updates."""
+        """Compare weights before the first update and, for shards, optimizer settings after the first updates."""
         if self._num_compared[part] == 0:
             _require_same_weights(part.modules, exchange)
         elif part.is_sharded:
@@ -982,12 +981,12 @@ def _same_on_all_processes(values: Tensor) -> bool:
 
 
 class Tree(Alone):
-    """The exchange of reproducible runs: sums gradients in a fixed order, no matter which process computed them.
+    """The exchange for reproducible runs; it sums gradients in a fixed order, no matter which process computed them.
 
     Runs with ``reproducible="any_processes"`` use it, so that their weights are bit-for-bit identical on any number of
     processes. Each update is divided by position into micro-batches, the batches that a process computes at a time, and
-    their gradients are added up in a fixed binary tree. Each micro-batch draws from its own random numbers and begins
-    with the buffers from before the update. `Averaged` is faster, and is right for all other runs.
+    their gradients are added up in a fixed binary tree. Each micro-batch has its own random numbers, and begins with
+    the buffers from before the update. `Averaged` is faster, and is right for all other runs.
 
     You need not create or call it yourself. Derive from it only to observe or change a detail of reproducible runs, and
     return an instance from ``create_exchange`` of your trainer. Each method that you override has to call the method of
@@ -1152,8 +1151,8 @@ class Tree(Alone):
         to call ``super().end_update()``.
 
         Returns:
-            The number of samples of the update on the first process, and 0 on the others. So values that are logged
-            after the update count once, no matter how many processes there are.
+            The number of samples of the update on the first process, and 0 on the others, so that values that are
+            logged after the update count once, no matter how many processes there are.
         """
         for tree in self._trees.values():
             tree.end_update()
@@ -1175,14 +1174,15 @@ class Tree(Alone):
     def holds_gradients(self, part: Part) -> bool:
         """Return whether the tree has collected gradients of earlier batches of the update.
 
-        The run calls this to find out whether a script has called ``backward``. Collected gradients are no longer in
-        ``parameter.grad``, until ``finish`` sets their sums. An override has to call ``super().holds_gradients(...)``.
+        The run calls this to find out whether a script has called ``backward``. Once collected, gradients are removed
+        from ``parameter.grad``; ``finish`` writes their sums there. An override has to call
+        ``super().holds_gradients(...)``.
 
         Args:
             part: The trained part.
 
         Returns:
-            True if gradients of earlier batches of the update were collected, until ``finish`` sets their sums.
+            True if gradients of earlier batches of the update were collected and ``finish`` has not set their sums yet.
         """
         return self._trees[part].has_gradients
 
@@ -1232,13 +1232,13 @@ class Tree(Alone):
         Before each batch, the random number generators are seeded with the position of its first sample in the
         evaluation, and after each batch, the buffers of the modules are restored to their values at the start of the
         evaluation. So even a layer that draws random numbers or updates its buffers gives the same results on any
-        number of processes. The run calls this once for each evaluation, and computes each batch as soon as it is
+        number of processes. The run calls this once for each evaluation, and evaluates each batch as soon as it is
         yielded; you need not call it yourself. Override it to act before or after each batch, and call
         ``super().batches_to_evaluate(...)``.
 
         Args:
-            loader: The loader of the batches. It has to be the loader that the run makes of a dataset without a custom
-                sampler, because only such a loader says at which position each batch begins.
+            loader: The loader of the batches. It has to be the loader that the run makes from a dataset without a
+                custom sampler, because only such a loader says at which position each batch begins.
             batches: The batches of this process, on the device.
             is_trial: Whether only the first batches are evaluated and nothing is recorded, as ``sanity_eval_steps``
                 does; the loader may then be limited to its first batches.

@@ -26,7 +26,7 @@ def fingerprint(run: ResumableRun, *, shares_buffers: bool, requires_same_buffer
     Args:
         run: The run.
         shares_buffers: Whether all processes have the same buffers of the models: rank zero's, as in training states.
-        requires_same_buffers: Whether the buffers must be the same already, on all processes.
+        requires_same_buffers: Whether the buffers must already be the same on all processes.
 
     Raises:
         RanksDifferError: The results are not the same on all processes.

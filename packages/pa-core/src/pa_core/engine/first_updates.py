@@ -22,14 +22,14 @@ from pa_core.steps.default_step import own_backward_pass
 from pa_core.training_state.progress import Progress
 
 NUM_FIRST_UPDATES = 2
-"""The number of updates that are checked: changes between two steps show in the second."""
+"""The number of updates that are checked; changes between two steps show in the second update."""
 
 
 class SchedulerPositions:
     """Detects schedulers that the script steps in addition to the run.
 
     Args:
-        schedulers: The schedulers that the run steps, by name. Schedulers of torch count their steps.
+        schedulers: The schedulers that the run steps, by name. Torch's schedulers count their steps.
         count: The number of steps by the run so far.
 
     Example:
@@ -51,7 +51,7 @@ class SchedulerPositions:
         self._count = count
 
     def require(self, count: int, when: str) -> None:
-        """Raise an error for a scheduler that the script stepped, too.
+        """Raise an error for a scheduler that the script has also stepped.
 
         Args:
             count: The number of steps by the run.
@@ -72,7 +72,7 @@ class SchedulerPositions:
 
 
 def _counts_steps(scheduler: object) -> bool:
-    """Whether a scheduler has the ``step`` of a class of torch: others may count differently."""
+    """Whether a scheduler has the ``step`` of a torch class; others may count differently."""
     step = getattr(type(scheduler), "step", None)
     return getattr(step, "__module__", "") == "torch.optim.lr_scheduler" and hasattr(scheduler, "last_epoch")
 
@@ -113,7 +113,7 @@ class EarlierGradients:
         self._recorded = []
 
     def are_zeros(self) -> bool:
-        """Whether all gradients were changed to zeros since."""
+        """Whether all gradients were changed to zeros after they were recorded."""
         if not self._recorded or any(version_of(gradient) == before for gradient, before, _ in self._recorded):
             return False
         return any(had_others for *_, had_others in self._recorded) and not any(
@@ -223,7 +223,7 @@ class FirstUpdates:
 
 
 class OwnSteps:
-    """Detects backward passes, steps and clearing of gradients by a script, which the run itself does.
+    """Detects that a script itself runs backward passes, steps, or clears gradients, as the run already does.
 
     Args:
         trainer: The trainer.
@@ -282,7 +282,7 @@ class OwnSteps:
         self._positions = SchedulerPositions(own, stepping.count(self._progress.updates, 0))
 
     def require_positions(self, stepping: SchedulerStepping) -> None:
-        """Raise an error for a scheduler that the script stepped, too.
+        """Raise an error for a scheduler that the script has also stepped.
 
         Args:
             stepping: When the run steps schedulers.

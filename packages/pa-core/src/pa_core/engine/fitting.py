@@ -1,4 +1,4 @@
-"""``per_device_batch_size="fit"``: the number of samples that a process computes at a time, by its memory."""
+"""``per_device_batch_size="fit"``: the number of samples that a process computes at a time, chosen by its memory."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class _Trial:
 
 
 def _raise_for(collective: str) -> None:
-    """Raise an error: the other processes may be trying a different size, or be out of memory."""
+    """Raise an error, because the other processes may be trying a different size, or may be out of memory."""
     raise UnsupportedConfigurationError(
         'per_device_batch_size="fit" tries steps on each process separately, and this step communicates.',
         given=collective,

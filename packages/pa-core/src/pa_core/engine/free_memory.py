@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_memory() -> int | None:
-    """Return the bytes of free memory of the machine, or of its container, for each process; None if unknown."""
+    """Return the free memory of the machine or its container for each process, in bytes; None if unknown."""
     free: list[int] = []
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

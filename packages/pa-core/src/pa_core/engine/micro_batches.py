@@ -22,19 +22,19 @@ _END, _NOT_YET = object(), object()
 class BatchPlace(NamedTuple):
     """The place of a batch in its epoch and its update, on one process.
 
-    An exchange is passed it in ``start_batch``; scripts read it as ``update.place`` of a ``Run``. You never construct
-    it, except in tests of an exchange. An update is a step of the optimizers, with the gradients of a group of one or
-    more batches of each process.
+    It is passed to the ``start_batch`` method of an exchange; in a ``Run``, scripts read it as ``update.place``. You
+    never construct it, except in tests of an exchange. An update is a step of the optimizers, with the gradients of a
+    group of one or more batches of each process.
 
     Attributes:
         step: The number of the batch in its epoch, counted from 1; the same on all processes.
         weight: The factor that the mean loss of the batch on this process is multiplied by. With it, the gradients
             averaged over the processes are the gradients of the mean over all samples of the update.
         ends_group: Whether the batch is the last of its update.
-        global_samples: The number of samples in this step on all processes together; None for a custom loader that does
-            not tell its batch sizes.
+        global_samples: The number of samples in this step on all processes together; None for a custom loader whose
+            batch sizes are unknown.
         is_empty: Whether this process has no sample in this step, while other processes have some.
-        samples: The number of samples of this process; None for a custom loader that does not tell its batch sizes.
+        samples: The number of samples of this process; None for a custom loader whose batch sizes are unknown.
         some_are_empty: Whether any process may have no sample in this step; the same on all processes.
         micro_batch: In a reproducible run, which divides each update by position into the same micro-batches on any
             number of processes, the index of the micro-batch in the update, from 0. None in other runs, and if
@@ -135,10 +135,10 @@ def _of_keyed_loader(
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
-    """Return a function for the number of samples of a step, if the sampler of a custom data loader tells.
+    """Return a function for the number of samples of a step, if the sampler of a custom data loader determines it.
 
-    On several processes accelerate fills up the last batches, so that all have the same size. A sampler that splits the
-    samples itself has the same number for each process.
+    With several processes, accelerate fills up the last batches, so that all have the same size. A sampler that splits
+    the samples itself has the same number for each process.
     """
     custom = innermost(loader)
     sampler = getattr(custom, "batch_sampler", None)
@@ -195,8 +195,8 @@ def _of_custom_loader(
 def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[BatchPlace, Any]]:
     """Iterate over the batches of a stream of unknown length; each process may have its own stream.
 
-    The batches of an update are fetched together, and the processes exchange their numbers: the epoch ends when none
-    has any. The weights of batches follow from the counted samples; see `Accumulation`.
+    The batches of an update are fetched together, and the processes exchange how many batches they have. The epoch ends
+    when no process has any. The weights of batches follow from the counted samples; see `Accumulation`.
     """
     arriving, step = iter(batches), count.given
     while True:

@@ -18,15 +18,15 @@ _KIB = 1024
 
 
 def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
-    """Return a table of the modules of a model: numbers of parameters, memory and dtypes.
+    """Return a table of the modules of a model, with parameter counts, memory and dtypes.
 
     You call it before training, to see where the parameters are and which are frozen; ``trainer.describe_model()`` does
-    it for the models of a run. Each row counts all parameters in the module, each once. Identical neighbors, for
+    the same for the models of a run. Each row counts all parameters in the module, each once. Identical neighbors, for
     example the blocks of a transformer, share a row. Memory counts parameters and buffers on this process, without
     gradients and optimizer states. The last column has remarks: ``meta`` for parameters that have no memory yet (the
-    memory counts the real parameters), ``lazy`` for parameters whose sizes the first batch decides (which are not
-    counted), and ``sharded`` for parameters that are split over processes (memory counts this process). It does not
-    communicate.
+    memory counts the real parameters), ``lazy`` for parameters whose sizes are determined by the first batch (which are
+    not counted), and ``sharded`` for parameters that are split over processes (the memory counts the part on this
+    process). It does not communicate.
 
     Args:
         model: The model, which may be wrapped or compiled; or several models by name.
@@ -34,7 +34,7 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
             for most models.
 
     Returns:
-        A text of several lines, to be printed, with the columns module, type, parameters, trainable (parameters),
+        A string of several lines, to be printed, with the columns module, type, parameters, trainable (parameters),
         memory and dtype, and a column of remarks if there are any.
 
     Raises:
@@ -103,7 +103,7 @@ def _rows(name: str, modules: Sequence[nn.Module], level: int, depth: int) -> It
 
 
 def _likeness(child: tuple[str, nn.Module]) -> object:
-    """Return a key that is equal for neighbours that share a row: numbered modules of the same class and size."""
+    """Return a key that is equal for neighbors that share a row: numbered modules of the same class and size."""
     name, module = child
     is_numbered = name.isdigit() and any(True for _ in module.parameters())
     return (type(module), _measures([module])) if is_numbered else name

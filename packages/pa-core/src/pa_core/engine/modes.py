@@ -11,7 +11,7 @@ from pa_core.user_warnings import warn_user
 
 
 def put_into_training(model: nn.Module) -> None:
-    """Call ``train()`` of a model, but keep the parts in evaluation mode that a script put into it.
+    """Call ``model.train()``, but keep those parts in evaluation mode that a script put into this mode.
 
     A whole model in evaluation mode, for example after loading a pretrained model, is put into training mode as a
     whole.

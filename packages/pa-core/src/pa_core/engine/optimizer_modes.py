@@ -1,4 +1,4 @@
-"""Optimizers with ``train()`` and ``eval()``, which evaluate other weights than they train."""
+"""Optimizers with ``train()`` and ``eval()``, whose weights for evaluation differ from those in training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def has_modes(optimizer: Optimizer) -> bool:
 
 
 class OptimizerModes:
-    """The optimizers with modes of a run, while they are in training mode.
+    """The optimizers of a run that have modes, while they are in training mode.
 
-    Their training weights come back bit-for-bit after an evaluation: only calling ``eval()`` and ``train()`` would
-    round them.
+    Their training weights are restored bit-for-bit after an evaluation; calling only ``eval()`` and ``train()`` would
+    round the weights.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class Part:
         accelerator: The accelerator of the run.
         num_averaged: The number of processes that gradients are averaged over; 1 if they are summed.
         scales_all: Whether the loss is scaled even if a batch is the whole update of a single process, so that the
-            arithmetic is the same on any number of processes. ``exchange.is_exact`` is passed.
+            arithmetic is the same on any number of processes. The run passes ``exchange.is_exact``.
         counted_by: The name under which scripts pass the number of items of a batch, for error messages. The default is
             the name that a trainer's step returns; a ``Run`` passes "num_items".
 
@@ -69,7 +69,7 @@ class Part:
         is_split: Whether ``fully_shard`` was applied to a module, so that its backward passes need the context of
             ``passing``.
         is_sharded: Whether ``fully_shard`` has divided weights among several processes, and exchanges their gradients
-            itself. Then all processes have to call the modules equally often.
+            itself. Then all processes have to call the modules the same number of times.
 
     Example:
         >>> import torch
@@ -106,7 +106,7 @@ class Part:
         """Begin to train modules, which are already on the device.
 
         The run calls this before it passes the part to the exchange's ``add``; exchanges do not call it. It sets
-        ``modules``, ``is_split`` and ``is_sharded``. The example of `Part` calls it.
+        ``modules``, ``is_split`` and ``is_sharded``. See the example in `Part`.
 
         Args:
             modules: The trained modules by name. Wrappers such as ``DistributedDataParallel`` and ``torch.compile`` are
@@ -122,9 +122,9 @@ class Part:
     def is_plain(self, parameter: nn.Parameter) -> bool:
         """Return whether the exchange has to exchange the gradient of a parameter.
 
-        Call it in an exchange for each parameter; the example of `Part` calls it. False for parameters of modules to
-        which ``fully_shard`` was applied, because ``fully_shard`` exchanges their gradients itself; True for all
-        others, and for all parameters without ``fully_shard``.
+        Call it in an exchange for each parameter; see the example in `Part`. The result is False for parameters of
+        modules to which ``fully_shard`` was applied, because ``fully_shard`` exchanges their gradients itself. It is
+        True for all others, and for all parameters without ``fully_shard``.
 
         Args:
             parameter: A parameter of the modules.
@@ -231,8 +231,8 @@ class Part:
     def parameters(self) -> Iterator[Tensor]:
         """Iterate over the parameters of all optimizers of the part, frozen parameters included.
 
-        Use it in an exchange's ``finish`` to set ``parameter.grad``; the examples of `Part` and `Exchange` do so. Other
-        parameters of the modules may have gradients too, but no optimizer steps them, so they need not be exchanged.
+        Use it in an exchange's ``finish`` to set ``parameter.grad``, as in the examples of `Part` and `Exchange`. Other
+        parameters of the modules may also have gradients, but no optimizer steps them, so they need not be exchanged.
 
         Returns:
             An iterator over tensors, in the order of the optimizers and of their parameter groups.
@@ -243,7 +243,7 @@ class Part:
     def has_gradients(self) -> bool:
         """Return whether any parameter of the optimizers has a gradient on this process.
 
-        Gradients that ``fully_shard`` keeps on this process count too. The run calls this to find out whether a script
+        Gradients that ``fully_shard`` keeps on this process also count. The run calls this to find out whether a script
         has called ``backward``; an exchange can call it in ``require_no_gradients``. Gradients that the exchange itself
         holds are not visible here.
         """

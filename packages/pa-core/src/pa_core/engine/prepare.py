@@ -119,7 +119,7 @@ def describe_setting(session: Session) -> dict[str, object]:
 
 
 def shard(session: Session, *models: nn.Module) -> None:
-    """Split models over the processes if that was requested; then the optimizers train the pieces.
+    """Split models over the processes if that was requested; the optimizers then train the local parts.
 
     Args:
         session: The run.
@@ -137,8 +137,9 @@ def shard(session: Session, *models: nn.Module) -> None:
 def place(session: Session, model: nn.Module, for_training: bool) -> nn.Module:
     """Place a model on the device, in the precision of the run, until the run ends; return the module to call.
 
-    The module to call is the model itself, unless accelerate compiles it: it is not wrapped, even on several processes.
-    A trained model begins with the weights of rank zero. A model that ``fully_shard`` was applied to is not moved.
+    The module to call is the model itself, unless accelerate compiles it; it is not wrapped, even with several
+    processes. A trained model begins with the weights of rank zero. A model that ``fully_shard`` was applied to is not
+    moved.
 
     Args:
         session: The run.
@@ -187,6 +188,6 @@ def _prepare_training(modules: ShardedModules, accelerator: _accelerate.Accelera
 
 
 def _reshard_unless_backward_follows(module: nn.Module, *_call: object) -> None:
-    """Free gathered parameters, which would be outdated and hide the pieces of the optimizer."""
+    """Free gathered parameters, which would be outdated and hide the local parts that the optimizer updates."""
     if not torch.is_grad_enabled():
         reshard(module)

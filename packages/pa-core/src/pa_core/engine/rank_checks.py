@@ -73,7 +73,7 @@ def digest_of_weights(models: Mapping[str, nn.Module], *, without: Collection[st
 
     Args:
         models: The models by name, without wrappers.
-        without: The tensors that are left out: the name of a model and of a tensor in it, with a dot between them.
+        without: The names of the tensors that are left out, each with the name of its model and a dot in front.
     """
     whole = hashlib.sha256()
     for name, model in sorted(models.items()):

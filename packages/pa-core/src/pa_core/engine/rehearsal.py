@@ -45,7 +45,7 @@ class Rehearsal:
         self._compute = compute
 
     def require_independent(self, batch: Any) -> None:
-        """Raise an error if the results of a batch depend on a batch before it, or if it changes state each time.
+        """Raise an error if the results of a batch depend on an earlier batch, or if it changes state each time.
 
         Args:
             batch: A batch.

@@ -44,7 +44,7 @@ def check_arguments(data: Iterable[DataArgument], requested: SizesOfUpdates) -> 
         requested: The arguments of the run.
 
     Raises:
-        ConfigurationError: An argument contradicts, or the size of updates is missing.
+        ConfigurationError: An argument cannot be used in a reproducible run, or the size of updates is missing.
     """
     if requested.max_updates_per_batch is not None or requested.gradient_accumulation_steps != 1:
         name = "gradient_accumulation_steps" if requested.max_updates_per_batch is None else "max_updates_per_batch"

@@ -24,7 +24,7 @@ from pa_distributed import fail_fast, print_errors_once, require_same
 
 
 def require_ready(session: Session, kind: RunKind) -> None:
-    """Raise an error if another run is in progress, which a new one would overwrite.
+    """Raise an error if another run is in progress, which a new run would overwrite.
 
     Args:
         session: The session of the previous run.

@@ -1,4 +1,4 @@
-"""An evaluation of a few batches before the training, which finds later failures and is undone."""
+"""An evaluation of a few batches before the training, which finds failures early and is then undone."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
 
 
 def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: bool) -> None:
-    """Raise an error for a schedule that raises an error at its end, before the end of the run.
+    """Raise an error for a schedule that would fail at its end, before the end of the run.
 
     Args:
         scheduler: The scheduler of the run, with the state that the run begins with.

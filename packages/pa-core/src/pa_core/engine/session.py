@@ -76,7 +76,7 @@ class Session(RunState):
         updates_of_batch: The number of updates with the current batch of the training loader.
         has_padding_batches: Whether a process without a sample gets the batch of another process.
         keeps_batch: Whether a batch may be needed later as a padding batch.
-        own_steps: The detection of steps of a script that the run makes, too.
+        own_steps: The detection of steps of a script that the run also makes.
         gathered_empty: Tensors that a process without a sample gathered from others, which compute gradients through
             them.
     """
@@ -109,7 +109,7 @@ class Session(RunState):
     # Events
 
     def call(self, event: str | Callable[..., None], **kwargs: Any) -> None:
-        """Call an event that may stop the run, after all callbacks have got it.
+        """Call an event that may stop the run, after all callbacks have been called.
 
         The effect of a callback, for example saving the best model of the last epoch, must not depend on its place in
         the list; and a callback that gathers would wait for the process that stopped.
@@ -488,7 +488,7 @@ class Session(RunState):
         """Record the means over all samples of an epoch on all processes, unless one of the processes requested a stop.
 
         Args:
-            loss_name: The name of the loss; the names of other means are built like it.
+            loss_name: The name of the loss; the names of other means are formed in the same way.
             count: The batches of a custom data loader, None for a keyed loader.
             places: The events and hooks to come, for which the processes agree whether any of them may make a request.
             with_loss: Whether a loss is recorded, if steps return it.
@@ -514,8 +514,8 @@ class Session(RunState):
     def padding_batch(self, place: BatchPlace) -> Any:
         """Return the batch of a process without a sample, which has to call the model like the others.
 
-        It is the batch of rank zero, or the last batch of a custom loader: the same in each run, so that a resumed run
-        draws as many random numbers as an uninterrupted run.
+        It is the batch of rank zero, or the last batch of a custom loader. It is the same in each run, so that a
+        resumed run draws as many random numbers as an uninterrupted run.
 
         Args:
             place: The place of the batch in its update.
@@ -582,7 +582,7 @@ class Session(RunState):
 
     @contextmanager
     def evaluating(self, stage: Stage = Stage.EVALUATION) -> Generator[None]:
-        """Return the context of an evaluation with separate means and modes, after which those for training return.
+        """Return the context of an evaluation, in which means and modes are separate from the training.
 
         Args:
             stage: The stage of the run within the block.

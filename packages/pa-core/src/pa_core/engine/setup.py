@@ -40,7 +40,7 @@ RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingHooks:
-    """The behaviour of a trainer in its runs; the defaults are for scripts with their own loop.
+    """The behavior of a trainer in its runs; the defaults are for scripts with their own loop.
 
     Attributes:
         pads: Whether a process without a sample gets the batch of another process, even if no model is sharded.
@@ -87,7 +87,7 @@ class Setup:
         checkpointer: The saving of training states.
         added: The modules that are trained with the model.
         optimizer_modes: The modes of optimizers that have modes.
-        hooks: The behaviour of the trainer in its runs.
+        hooks: The behavior of the trainer in its runs.
         makes_optimizer: Whether a run creates the optimizer, if there is none.
         turn: Empty while a run is in progress. A list, because its ``pop`` returns the item to only one of two threads.
         preempt: The request for preemption, which the next training run serves if no run is in progress.

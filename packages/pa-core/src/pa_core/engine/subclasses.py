@@ -34,7 +34,7 @@ _NEVER_CALLED = MappingProxyType({
 """The alternatives to overriding methods of pytorch-accelerated that a run needs, by name."""
 
 _SURELY_MEANT = 0.9
-"""The similarity to the name of a method from which a name is a typo; names of helpers reach 0.88."""
+"""The similarity to the name of a method above which a name counts as a typo; the names of helpers reach 0.88."""
 _OF_OTHER_TRAINERS = MappingProxyType({
     "calculate_eval_loss": "calculate_eval_batch_loss",
     "calculate_train_loss": "calculate_train_batch_loss",
@@ -49,7 +49,7 @@ _OF_OTHER_TRAINERS = MappingProxyType({
     "val_dataloader": "create_eval_dataloader",
     "validation_step": "calculate_eval_batch_loss",
 })  # fmt: skip
-"""The names here of methods of the trainers of Lightning or transformers, and of guesses."""
+"""The names here for methods of the Lightning and transformers trainers, and for guesses."""
 
 _ADVICE = MappingProxyType({
     "_check_eval_batch_size": "Remove it: each sample is evaluated once with any batch size.",

@@ -66,7 +66,7 @@ class AnyUpdate:
 
     Args:
         session: The run.
-        batches: The batches of this update and of those after it.
+        batches: The batches of this update and of the updates after it.
 
     Attributes:
         number: The number of the update in the run, counted from 1.
@@ -84,13 +84,13 @@ class AnyUpdate:
     def is_empty(self) -> bool:
         """Whether this process has no sample in the current batch, while other processes have some.
 
-        True or False; False before the first batch and on one process. On several processes, the last batch of an epoch
-        may have fewer samples than there are processes. In a ``Run``, a process without a sample gets a padding batch,
-        the batch of another process, so that the loop is the same on all of them. A ``Trainer`` computes no loss for
-        it, unless its model is sharded, and only takes part in the exchange. Its losses and logged values are ignored,
-        even if they are not finite.
+        It is False before the first batch and with one process. With several processes, the last batch of an epoch may
+        have fewer samples than there are processes. In a ``Run``, a process without a sample gets a padding batch, the
+        batch of another process, so that the loop is the same on all of them. In a ``Trainer``, no loss is computed on
+        such a process, unless the model is sharded, and it only takes part in the exchange. The losses and logged
+        values of a padding batch are ignored, even if they are not finite.
 
-        Read it in a loop that counts samples; ``Run.is_padding_batch`` is the same for evaluations too.
+        Read it in a loop that counts samples; ``Run.is_padding_batch`` also covers evaluations.
 
         Example:
             >>> import torch
@@ -114,8 +114,8 @@ class AnyUpdate:
     def is_at_last_batch(self) -> bool:
         """Whether the current batch is the last of the update, after which ``step`` can be called.
 
-        True or False; False before the first batch. Read it in the body of the loop over the batches, for work that is
-        done once in each update.
+        It is False before the first batch. Read it in the body of the loop over the batches, for work that is done once
+        in each update.
 
         Example:
             >>> import torch
@@ -178,9 +178,9 @@ class AnyUpdate:
     def _make_step(self, part: Part, *, at_once: bool, is_first: bool = True) -> bool:
         """Update the weights with the gradients of the batches.
 
-        On several processes it waits for the gradients and flags of all of them; on an accelerator, flags are read two
-        updates late, so that the host does not wait. The first updates also compare weights. In fp16 it waits for the
-        device, to know whether gradients overflowed. States are written when the update has ended.
+        With several processes, it waits for the gradients and flags of all of them; on an accelerator, flags are read
+        two updates late, so that the host does not wait. The first updates also compare weights. In fp16 it waits for
+        the device, to know whether gradients overflowed. States are written when the update has ended.
 
         Args:
             part: The part to update.
@@ -267,7 +267,7 @@ class TrainerUpdate(AnyUpdate):
 
     Args:
         session: The run.
-        batches: The batches of this update and of those after it.
+        batches: The batches of this update and of the updates after it.
         part: The trained part.
         run_pass: Runs the backward pass of a loss that was scaled to its share of the update.
     """
@@ -331,7 +331,7 @@ class TrainerUpdate(AnyUpdate):
             first_updates.after_backward()
 
     def follow_others(self, loss: Tensor | None) -> None:
-        """Run the backward pass of a padding batch, like the other processes for theirs, without adding gradients.
+        """Run the backward pass of a padding batch together with the other processes, without adding gradients.
 
         Args:
             loss: The loss of the batch, which may not be finite; None if it was not computed.
