@@ -216,9 +216,9 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
     ("loop", "most", "most_at_edge"),
     [
         ("by_hand_tuned", 0, 0),
-        ("ours_bare", 44, 259),
-        ("ours", 50, 498),  # the default callbacks lay out and print a row
-        ("own_loop", 63, 230),
+        ("ours_bare", 44, 205),
+        ("ours", 50, 386),  # the default callbacks lay out and print a row
+        ("own_loop", 63, 194),
         ("trial", 32, 13),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn, TextIO, TypeAlias, cast
@@ -35,7 +35,7 @@ def bars_hidden() -> Generator[None]:
         return
     from tqdm import tqdm
 
-    with tqdm.external_write_mode():
+    with tqdm.external_write_mode() if getattr(tqdm, "_instances", True) else nullcontext():
         yield
 
 

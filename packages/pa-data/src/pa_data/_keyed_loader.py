@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
@@ -821,6 +821,9 @@ def _split_batches(order: EpochOrder, *, num_processes: int, start: int = 0) -> 
     return BatchSplit(ends, num_processes, start=start)
 
 
+_update_split = lru_cache(maxsize=8)(UpdateSplit)  # most epochs of a run have the same split
+
+
 def _split_epoch(
     kind: Literal["train", "eval"],
     order: EpochOrder,
@@ -841,7 +844,7 @@ def _split_epoch(
             f"{type(order).__name__}."
         )
     if kind == "train":
-        return UpdateSplit(
+        return _update_split(
             num_samples,
             batch_size * num_processes if samples_per_update is None else samples_per_update,
             batch_size,

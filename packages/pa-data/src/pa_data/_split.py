@@ -1018,7 +1018,7 @@ class EpochPlan:
         """The key of the random numbers of the epoch, which the index of a sample or its position extends."""
         return extend_key(self.epoch_key, _POSITIONS) if self.order.repeats else self.epoch_key
 
-    @property
+    @cached_property
     def num_batches(self) -> int:
         """The number of steps in which this process takes a sample."""
         return self._last_update * self._batches_in(0) + self._batches_in(self._last_update)
@@ -1042,6 +1042,8 @@ class EpochPlan:
         """Return the number of batches of this process in an update; all updates but the last have the same number."""
         split, first = self.split, update * self.split.steps_per_update
         steps = range(first, min(first + split.steps_per_update, len(split)))
+        if steps.stop <= split.num_full_steps:
+            return len(steps)
         return sum(1 for step in steps if split.piece(step, self.rank))
 
     def indices(self) -> Iterator[Tensor]:

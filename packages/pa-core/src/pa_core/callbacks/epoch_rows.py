@@ -88,6 +88,8 @@ class EpochRows:
         """Add a column for each new metric that fits, and return whether there was any."""
         known = {*self._names, *self._below}
         new = sorted((name for name in dict.fromkeys(metrics) if name not in known), key=_rank)
+        if not new:
+            return False
         others = [self._EPOCH, *figures]
         # The header has a second line only if more metrics fit that way.
         fitting = max((_fitting(self._names, new, others, stacked) for stacked in (False, True)), key=len)

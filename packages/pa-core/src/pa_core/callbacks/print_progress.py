@@ -402,7 +402,9 @@ class PrintProgressCallback(TrainerCallback):
 
     def _known_directions(self, trainer: AnyTrainer) -> dict[str, bool]:
         """Return whether a higher value is better, for metrics by name, from the callbacks or the argument."""
-        judges = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, JudgesMetric)]
+        callbacks = trainer.callback_handler.callbacks
+        # Most callbacks lack the attribute, and isinstance() takes some time with a protocol.
+        judges = [one for one in callbacks if hasattr(one, "watch_metric") and isinstance(one, JudgesMetric)]
         # The first callback decides.
         return {**{judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}, **self.greater_is_better}
 

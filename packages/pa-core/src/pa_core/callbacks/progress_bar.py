@@ -340,15 +340,18 @@ class _EpochProgress:
             is_complete: Whether the epoch is complete. The trainer has then just read its means from the device;
                 otherwise the device may not even answer.
         """
+        bar, self._bar = self._bar, None
+        shows_line = self._keeps_last and self._batches and (bar is None or not is_terminal(sys.stdout))
+        if bar is None and not shows_line:
+            return
         if is_complete and self._batches:
             self._means = {name: tracker.average for name, tracker in self._trackers(trainer).items()}
         now = time.monotonic()
         figures = self._figures(trainer, now)
-        bar, self._bar = self._bar, None
         if bar is not None:
             _move(bar, self._batches, figures)
             bar.close()
-        if self._keeps_last and self._batches and (bar is None or not is_terminal(sys.stdout)):
+        if shows_line:
             self._show(trainer, now, figures)
 
     def _show(self, trainer: AnyTrainer, now: float, figures: str) -> None:

@@ -123,6 +123,8 @@ class AddedModules:
 
     def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
         """Return the modules that are trained, by their own or the trainer's optimizer, without wrappers."""
+        if not self._by_name:
+            return {}
         ours = _ids_of_parameters(optimizer)
         return {
             name: unwrap_model(added.module, keep_torch_compile=False)
@@ -275,7 +277,7 @@ def trained_loss(loss_func: object, optimizer: Optimizer | None, model: nn.Modul
     if not isinstance(loss_func, nn.Module):
         return {}
     own = set(map(id, parameters_of_module(loss_func))) - set(map(id, parameters_of_module(model)))
-    return {"loss_func": loss_func} if own & _ids_of_parameters(optimizer) else {}
+    return {"loss_func": loss_func} if own and own & _ids_of_parameters(optimizer) else {}
 
 
 def require_one_trained_module(
@@ -296,6 +298,8 @@ def require_one_trained_module(
     """
     synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
     found = [named for named in items_of(attributes) if isinstance(named[1], nn.Module | Optimizer | Tensor)]
+    if all(id(parameter) in synchronised for _, item in found for parameter in _trainable_parameters(item)):
+        return  # as in most runs; the search below takes longer
     for _, item in found:
         if isinstance(item, nn.Module):
             wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]

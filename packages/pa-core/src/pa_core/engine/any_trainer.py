@@ -568,7 +568,7 @@ class AnyTrainer(ABC):
             >>> trainer.is_main_process  # without a launcher
             True
         """
-        return self._setup.accelerator.is_main_process
+        return self._setup.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
@@ -585,7 +585,7 @@ class AnyTrainer(ABC):
             >>> trainer.is_local_main_process  # without a launcher
             True
         """
-        return self._setup.accelerator.is_local_main_process
+        return self._setup.is_local_main_process
 
     def wait_for_everyone(self) -> None:
         """Wait until all processes have called this, for example before they read a file that one of them writes.
@@ -1271,7 +1271,7 @@ class AnyTrainer(ABC):
             >>> trainer.print("epoch", 3)
             epoch 3
         """
-        if self._setup.accelerator.is_local_main_process:
+        if self._setup.is_local_main_process:
             with bars_hidden():
                 line = partial(print, *args, **kwargs)
                 line() if kwargs.get("file") is not None else write_or_warn(line)

@@ -109,7 +109,7 @@ def may_request(callback: Any, event: str, base: type) -> bool:
         base: ``TrainerCallback``.
     """
     observes = callback.only_observes and "only_observes" in vars(type(callback)) and event not in vars(callback)
-    return implements(callback, event, base) and not observes
+    return not observes and implements(callback, event, base)
 
 
 def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:

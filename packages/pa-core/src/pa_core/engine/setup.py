@@ -78,6 +78,8 @@ class Setup:
     Attributes:
         accelerator: The accelerator of the trainer.
         num_processes: The number of processes.
+        is_main_process: Whether this is the process of rank zero.
+        is_local_main_process: Whether this is the first process on its machine.
         device: The device of this process.
         watch: The watch for hanging processes.
         sharding: The settings of sharding, or None.
@@ -102,6 +104,8 @@ class Setup:
     ) -> None:
         self.accelerator = accelerator
         self.num_processes: int = accelerator.num_processes
+        self.is_main_process: bool = accelerator.is_main_process
+        self.is_local_main_process: bool = accelerator.is_local_main_process
         self.device: torch.device = _accelerate.device_of(accelerator)
         self.watch = watch
         self.sharding = sharding
@@ -240,8 +244,8 @@ class RunState:
             eval_total_batch_size=evaluation.batch_size * processes,
             num_update_steps_per_epoch=updates_per_epoch,
             max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=self.setup.accelerator.is_local_main_process,
-            is_world_process_zero=self.setup.accelerator.is_main_process,
+            is_local_process_zero=self.setup.is_local_main_process,
+            is_world_process_zero=self.setup.is_main_process,
             is_distributed=processes > 1,
             mixed_precision=_accelerate.computed_precision(self.setup.accelerator),
             num_processes=processes,

@@ -879,6 +879,8 @@ class UpdatedMetrics:
     def pop(self, history: RunHistory, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, float]:
         """Return the latest values of the updated metrics that are wanted and numeric, by name, once."""
         counts = _count_metrics(history)
+        if counts == self._counts:
+            return {}
         updated = {name: n for name, n in counts.items() if n != self._counts.get(name, 0) and wanted(name)}
         self._counts.update(updated)
         numbers = {name: as_number(history.get_latest_metric(name)) for name in updated}

@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from pa_checkpoint import StoredTensor
 from pa_checkpoint.torch_states import SavedModel, does_not_fit, incompatibility
 from pa_core import distributed
-from pa_core._tensors import buffers_of_module, is_sharded_module, names_by_group, parameters_beside, parameters_of
+from pa_core._tensors import (
+    buffers_of_module,
+    is_sharded_module,
+    names_by_group,
+    parameters_beside,
+    parameters_of,
+    parameters_of_module,
+)
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.training_state.snapshotable import ResumableRun, modules_of
@@ -246,6 +253,9 @@ class TrainedLayers:
             ConfigurationError: Layers were replaced.
         """
         if self._is_sharded:  # its parameters are different objects while they are gathered
+            return
+        modules = modules_of(run).values()
+        if {id(parameter) for module in modules for parameter in parameters_of_module(module)} == self._names.keys():
             return
         present = _named_parameters(run)
         trained = {
