@@ -1,6 +1,6 @@
 """More callbacks for the trainer of pa-core, and their building blocks.
 
-Public are the names in ``__all__`` of ``pa_callbacks_extra`` and ``pa_callbacks_extra.experiment_trackers``.
+The public names are those in ``__all__`` of ``pa_callbacks_extra`` and ``pa_callbacks_extra.experiment_trackers``.
 """
 
 from __future__ import annotations

@@ -22,39 +22,41 @@ from pa_core.callbacks import (
 class EarlyStoppingCallback(TrainerCallback):
     """Ends the run when a metric has not improved for some epochs.
 
-    Use it if you do not know how many epochs a model needs: pass a large ``num_epochs``, and keep the best weights with
-    ``SaveBestModelCallback``, because this callback does not save. The run ends through its ordinary events, and
-    ``train()`` returns normally. The first epoch sets the best value. A later epoch improves on it if its value is
-    better by at least the threshold, in the unit of the metric: with the threshold 0.01, a loss of 0.50 has to fall to
-    0.49. The distance is measured from the best value, not from the epoch before, so slow progress in small steps
-    counts as soon as it has added up. NaN is never an improvement.
+    Use it if you do not know how many epochs a model needs. Pass a large ``num_epochs``, and add
+    ``SaveBestModelCallback`` to keep the best weights, because this callback saves nothing. When it ends the run, the
+    usual events follow and ``train()`` returns normally. The first epoch sets the best value. A later epoch is an
+    improvement if its value is better by at least the threshold, which is in the unit of the metric: with a threshold
+    of 0.01, a loss of 0.50 has to fall to 0.49. The change is measured from the best value, not from the previous
+    epoch, so slow progress counts as soon as the small steps add up to the threshold. NaN is never an improvement.
 
-    Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not count: the
+    Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not count, so the
     patience is then a number of evaluations.
 
     Args:
         early_stopping_patience: The number of consecutive epochs without an improvement after which the run ends, at
-            least 1. The default, 1, as in pytorch-accelerated, ends it after the first such epoch. Most metrics are
-            noisier than that: pass 3 to 10.
-        early_stopping_threshold: The smallest change in the metric that is an improvement, as an absolute number. The
-            default, 0.01, suits losses of about 1; pass less for smaller values. With 0, any better value counts.
+            least 1. The default, 1, is the same as in pytorch-accelerated and ends the run after the first such epoch.
+            Most metrics are too noisy for that, so pass 3 to 10.
+        early_stopping_threshold: The smallest change in the metric that counts as an improvement, as an absolute
+            number. The default, 0.01, suits losses of about 1; pass a smaller threshold for smaller losses. With 0, any
+            better value counts.
         watch_metric: The metric to watch, by its name in the run history. The default, ``eval_loss_epoch``, is the mean
             loss of the evaluation after an epoch, and needs an ``eval_dataset``.
-        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
-            the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
+        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you omit it and the
+            name of the metric suggests that higher is better, as ``accuracy`` does, a warning is given.
         reset_on_train: Whether each training run starts without a best value. The default, True, judges each run by
-            itself. If False, a run has to improve on the runs before it. The epochs without an improvement are counted
-            from 0 in each run; only a run that continues from a training state keeps the best value and the count of
+            itself. If False, a run has to improve on earlier runs. Each run counts the epochs without an improvement
+            from 0, except that a run that resumes from a training state continues with the best value and the count of
             that state.
 
     Attributes:
-        best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
-        epochs_without_improvement: The number of consecutive epochs without an improvement, up to now; 0 before a run.
-            Training states contain it and ``best``.
+        best: ``best.value`` is the best value, or None before the first value, and ``best.epoch`` is its epoch, counted
+            from 1.
+        epochs_without_improvement: The current number of consecutive epochs without an improvement; 0 before a run.
+            Training states contain this number and ``best``.
 
     Raises:
         ConfigurationError: The patience is not a whole number of at least 1, or the threshold is not a finite number of
-            at least 0. ``train()`` raises it when a run starts whose evaluations cannot record ``watch_metric``.
+            at least 0. ``train()`` raises it at the start if no evaluation can record ``watch_metric``.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
@@ -98,7 +100,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Start to count from 0, and forget the best value of earlier runs unless ``reset_on_train`` is False.
+        """Start counting from 0, and forget the best value of earlier runs unless ``reset_on_train`` is False.
 
         Args:
             trainer: The trainer.
@@ -169,7 +171,7 @@ class EarlyStoppingCallback(TrainerCallback):
         """Continue from the best value and the count of the resumed run.
 
         The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
-        it yourself. The patience and the threshold of the constructor stay.
+        it yourself. The patience and the threshold of the constructor are not changed.
 
         Args:
             state_dict: The result of ``state_dict``.

@@ -40,12 +40,12 @@ _NUMBERS_OF_CHANNELS = (1, 3, 4)
 def known_trackers() -> tuple[str, ...]:
     """Return the names of the trackers that can be opened if their packages are installed.
 
-    Use it to offer a choice, for example in a command line. ``require_trackers`` checks that a name is known and its
+    Use it to offer a choice, for example on a command line. ``require_trackers`` checks that a name is known and its
     package is installed.
 
     Returns:
-        A sorted tuple of names such as ``"tensorboard"`` and ``"wandb"``: the trackers of accelerate, and custom
-        trackers that are registered in ``accelerate.tracking.LOGGER_TYPE_TO_CLASS``.
+        A sorted tuple of names such as ``"tensorboard"`` and ``"wandb"``: the trackers that accelerate supports, and
+        custom trackers that are registered in ``accelerate.tracking.LOGGER_TYPE_TO_CLASS``.
 
     Example:
         >>> from pa_callbacks_extra.experiment_trackers import known_trackers
@@ -111,22 +111,22 @@ def require_trackers(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class ExperimentTrackers:
-    """Open trackers, as ``open_trackers`` returns them: log to them, and finish them at the end.
+    """The open trackers that ``open_trackers`` returns; log to them, and finish them at the end.
 
     Use it in a custom loop; ``TrackerCallback`` does the same for a trainer. Call ``open_trackers`` to get an object of
-    this class, and the constructor only in tests. Only the first process of a run opens trackers. On the others,
+    this class; call the constructor only in tests. Only the first process of a run opens trackers. On the others,
     ``names`` and ``run_ids`` are empty and every method does nothing, so a script need not check which process it is.
 
     Args:
-        trackers: The trackers by their names.
-        run_ids: The identifiers of their runs, by the names of the trackers; an empty mapping if there are none.
-        unsettled: For runs that continue, the return value of ``unsettled()`` of the trackers before. The default is
-            none, for new runs.
+        trackers: The trackers by name.
+        run_ids: The run identifiers by tracker name; an empty mapping if there are none.
+        unsettled: For runs that continue, the value that ``unsettled()`` of the earlier trackers returned. The default,
+            an empty tuple, is for new runs.
 
     Attributes:
         run_ids: A dictionary with the identifier of the run in each tracker that can continue a run; pass it to
             ``open_trackers`` when you resume.
-        is_open: Whether ``finish`` was not called yet.
+        is_open: Whether the trackers are open, which they are until ``finish`` is called.
 
     Example:
         >>> import tempfile
@@ -160,7 +160,7 @@ class ExperimentTrackers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the trackers, a tuple in the order of the request, for example ``("tensorboard",)``.
+        """The names of the trackers, a tuple in the order in which you passed them, for example ``("tensorboard",)``.
 
         It is empty on processes other than the first, and stays the same after ``finish``.
 
@@ -174,19 +174,18 @@ class ExperimentTrackers:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record numbers at a step in all open trackers.
 
-        You call it in a custom loop, before ``finish``. The numbers of a step may be recorded in several calls. The
-        example of :class:`ExperimentTrackers` calls it.
+        You call it in a custom loop, before ``finish``. You may record the numbers of a step in several calls.
 
         Args:
-            values: Python numbers by their names, for example ``{"train/loss": 0.5}``. They are passed on unchanged, so
+            values: Python numbers by name, for example ``{"train/loss": 0.5}``. They are passed on unchanged, so
                 convert tensors with ``.item()``.
-            step: The place on the x axis, in optimizer updates. Pass the step of the previous call or a later step: for
-                an earlier step, each tracker does what its package does. Weights & Biases drops the values with a
+            step: The position on the x axis, in optimizer updates. Pass the step of the previous call or a later step;
+                for an earlier step, the result depends on the tracker. Weights & Biases drops the values with a
                 warning, and TensorBoard records them.
 
         Raises:
-            Exception: Any error of a tracker's own package, for example for a value that is not a number. This class
-                checks nothing, not even that ``finish`` was not called yet.
+            Exception: A tracker's own package raises an error, for example for a value that is not a number. This class
+                checks nothing, not even whether ``finish`` has been called.
 
         Example:
             >>> import tempfile
@@ -203,9 +202,9 @@ class ExperimentTrackers:
     def settle(self) -> None:
         """Wait until MLflow has written everything that it logs asynchronously.
 
-        You call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait, and it returns
-        at once; ``unsettled`` returns the values that they may not have written. After ``finish`` it does nothing. The
-        example of ``unsettled`` calls it.
+        You call it before ``unsettled`` when you save a checkpoint. Other trackers have no way to wait, so for them it
+        returns at once; ``unsettled`` returns the values that they may not have written. After ``finish`` it does
+        nothing.
 
         Example:
             >>> import tempfile
@@ -229,8 +228,8 @@ class ExperimentTrackers:
         ``open_trackers`` as ``unsettled`` when you resume.
 
         Returns:
-            A list of steps and the values recorded at them, in their order. It is empty once the trackers are finished,
-            for trackers that write at once, such as TensorBoard, and on processes other than the first.
+            A list of steps, in order, each with the values recorded at that step. The list is empty for trackers that
+            write at once, such as TensorBoard, after ``finish``, and on processes other than the first.
 
         Example:
             >>> import tempfile
@@ -254,13 +253,14 @@ class ExperimentTrackers:
         Args:
             name: The name of the image in the trackers. Images of several steps with the same name are shown together.
             image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
-                any device: of a floating-point type with values from 0 to 1 (values outside are clipped), or of
-                ``torch.uint8`` with values from 0 to 255.
-            step: The place on the x axis, in optimizer updates.
+                any device. Its values are floating-point numbers from 0 to 1 (values outside this range are clipped),
+                or ``torch.uint8`` numbers from 0 to 255.
+            step: The position on the x axis, in optimizer updates.
 
         Raises:
             ConfigurationError: The tensor does not have such a shape.
-            UnsupportedConfigurationError: An open tracker is not among these five; ``native`` returns its own object.
+            UnsupportedConfigurationError: An open tracker is not one of these five. Use ``native`` to get the tracker's
+                own object.
             ImportError: pillow is not installed.
 
         Example:
@@ -282,8 +282,8 @@ class ExperimentTrackers:
     def native(self, name: str) -> Any:
         """Return the object of a tracker's own package, for figures, text, audio, tables and anything else.
 
-        You call it in a custom loop for everything that ``log`` and ``log_image`` cannot send. Check for None, because
-        only the first process opens trackers.
+        You call it in a custom loop for everything that ``log`` and ``log_image`` cannot send. Check whether the result
+        is None, because only the first process opens trackers.
 
         Args:
             name: The name of an open tracker.
@@ -293,7 +293,7 @@ class ExperimentTrackers:
             MLflow, or the object of another package; None on processes other than the first.
 
         Raises:
-            ConfigurationError: The tracker was not opened, on the first process.
+            ConfigurationError: On the first process, the tracker was not opened.
 
         Example:
             >>> import tempfile
@@ -315,12 +315,12 @@ class ExperimentTrackers:
     def store_config(self, config: Mapping[str, object]) -> None:
         """Record the settings of a run in all open trackers.
 
-        You call it once in a run, for settings that are not known yet when ``open_trackers`` is called; otherwise pass
-        them there as ``config``.
+        You call it once in a run, for settings that are not known yet when you call ``open_trackers``. Pass all other
+        settings to ``open_trackers`` as ``config``.
 
         Args:
-            config: Settings by their names. Mappings may be nested, and values may be any objects: ``flatten_config``
-                makes numbers, booleans and text of them.
+            config: Settings by name. Mappings may be nested, and values may be any objects; ``flatten_config`` converts
+                them to numbers, booleans and text.
 
         Example:
             >>> import tempfile
@@ -334,10 +334,10 @@ class ExperimentTrackers:
             tracker.store_init_configuration(dict(flatten_config(config)))
 
     def finish(self) -> None:
-        """Write everything that is left and end the runs in the trackers.
+        """Write all remaining values, and end the runs in the trackers.
 
-        You call it at the end of a custom loop; otherwise the runs end when Python ends. A second call does nothing. If
-        a tracker raises an error, the others are finished too, and the error is raised afterwards.
+        You call it at the end of a custom loop; otherwise the runs end when Python exits. A second call does nothing.
+        If a tracker raises an error, the other trackers are still finished, and the error is raised afterwards.
 
         Example:
             >>> import tempfile
@@ -351,7 +351,7 @@ class ExperimentTrackers:
         self._finish(self._trackers)
 
     def _finish_at_exit(self) -> None:
-        """Leave out Weights & Biases, which knows at exit whether the script has failed, and reports it."""
+        """Leave out Weights & Biases, which detects at exit whether the script has failed, and reports the failure."""
         self._finish(name for name in self._trackers if name != "wandb")
 
     def _finish(self, names: Iterable[str]) -> None:
@@ -376,37 +376,37 @@ def open_trackers(
 ) -> ExperimentTrackers:
     """Open experiment trackers on the first process, for a custom loop; every process may call this.
 
-    With a trainer, use ``TrackerCallback`` instead. Trackers that are still open when Python ends are finished then.
+    With a trainer, use ``TrackerCallback`` instead. Trackers that are still open when Python exits are finished then.
 
     If a process is killed, its runs lack the values that the trackers had not written, and contain values recorded
-    after its last checkpoint. Pass ``unsettled`` and ``last_step`` of that checkpoint, and the missing values are sent
+    after its last checkpoint. Pass ``unsettled`` and ``last_step`` from that checkpoint to send the missing values
     again. Values that MLflow and the local database of Trackio already have are not recorded a second time, unless they
-    differ by more than 0.1 percent, as they do after a change of settings.
+    differ by more than 0.1 percent, for example after a settings change.
 
     Args:
         names: A name or several names of ``known_trackers()``.
-        project_name: The name of the project in the trackers. For TensorBoard it is a folder in ``logging_dir``.
-        logging_dir: The folder of trackers that write files. The default is ``runs``, which ``tensorboard --logdir
+        project_name: The name of the project in the trackers. For TensorBoard, it is the name of a folder in
+            ``logging_dir``.
+        logging_dir: The folder for trackers that write files. The default is ``runs``, which ``tensorboard --logdir
             runs`` shows.
         config: Settings to record, in any form that ``flatten_config`` supports. They are not recorded again in MLflow
             and TensorBoard when a run continues. The default, None, records none.
-        init_kwargs: For each tracker by its name, further arguments, which override the defaults, for example
-            ``{"wandb": {"mode": "offline"}}``. The default passes none.
-        run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, SwanLab,
-            TensorBoard, Trackio and Weights & Biases. Others begin a new run. The default, an empty mapping, begins new
-            runs.
+        init_kwargs: Additional arguments for each tracker, by tracker name, for example ``{"wandb": {"mode":
+            "offline"}}``. They override the defaults. By default, no additional arguments are passed.
+        run_ids: The ``run_ids`` of the earlier trackers. Their runs continue in MLflow, SwanLab, TensorBoard, Trackio
+            and Weights & Biases; other trackers begin a new run. The default, an empty mapping, begins new runs.
         last_step: For resumed runs, the last step that belongs to them. Values of later steps that were recorded before
             an interruption are recorded again; TensorBoard then hides the first recording. The default, 0, is for new
             runs.
-        unsettled: For resumed runs, the return value of ``unsettled()`` of the trackers before. SwanLab, Trackio and
-            Weights & Biases buffer values, so those that may not have reached them are sent again. The default is none,
-            for new runs.
+        unsettled: For resumed runs, the value that ``unsettled()`` of the earlier trackers returned. SwanLab, Trackio
+            and Weights & Biases buffer values, so values that may not have reached them are sent again. The default, an
+            empty tuple, is for new runs.
 
     Returns:
-        The open trackers, an ``ExperimentTrackers``; without trackers on processes other than the first.
+        An ``ExperimentTrackers`` with the open trackers. On processes other than the first, it has no trackers.
 
     Raises:
-        ConfigurationError: A name is wrong, ``init_kwargs`` names a tracker that is not among ``names``, or a tracker
+        ConfigurationError: A name is unknown, ``init_kwargs`` names a tracker that is not among ``names``, or a tracker
             rejects its arguments.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
@@ -508,11 +508,11 @@ def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float
     """Return settings as a flat dictionary of numbers, booleans and text, which every tracker supports.
 
     Use it to send settings to a tracker's own object; ``open_trackers`` and ``store_config`` call it for you. The items
-    of nested mappings are named ``outer.inner``. Anything else, None and lists included, becomes text, and so do
-    numbers that are not finite, and integers that double precision cannot hold, such as large seeds.
+    of nested mappings are named ``outer.inner``. Anything else, including None and lists, becomes text. So do numbers
+    that are not finite, and integers that double precision cannot represent, such as large seeds.
 
     Args:
-        config: Settings by their names; values may be any objects. It is not changed.
+        config: Settings by name; values may be any objects. The mapping is not changed.
 
     Returns:
         A new dictionary with the flat settings, in the same order.
@@ -540,8 +540,8 @@ def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs
     Args:
         name: A name of ``installed_trackers()``.
         project_name: The name of the project in the tracker.
-        logging_dir: The folder of trackers that write files.
-        kwargs: Further arguments of the tracker.
+        logging_dir: The folder for trackers that write files.
+        kwargs: Additional arguments for the tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

@@ -1,4 +1,4 @@
-"""Captures and restores the states of torchmetrics' metrics, and computes them over all processes."""
+"""Captures and restores the states of torchmetrics metrics, and computes the metrics over all processes."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def has_samples(taken: Mapping[str, Mapping[str, Any]]) -> bool:
 def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricStates] = ()) -> dict[str, Any]:
     """Compute the metrics over the samples of all processes; every process must call this.
 
-    Usually torchmetrics does that by itself. It exchanges states in turn, and for some metrics each entry of a list in
-    turn. That fails if a process had fewer batches or entries than another: the process would wait, or send
-    data that the others cannot read. Torchmetrics also leaves out entries other than tensors. In these cases, all
-    states are exchanged together here, and reduced as torchmetrics would.
+    Usually torchmetrics does this by itself. It exchanges the states one by one and, for some metrics, also the entries
+    of a list one by one. This fails if a process had fewer batches or entries than another, because the process would
+    then wait or send data that the others cannot read. Torchmetrics also leaves out entries that are not tensors. In
+    these cases, all states are exchanged together here, and reduced as torchmetrics would reduce them.
 
     Args:
         metrics: The metrics of this process.
-        earlier: States that belong to the same samples, identical on every process: the states of the processes of
-            an interrupted run.
+        earlier: States to include, identical on every process: those that the processes of an interrupted run had
+            accumulated.
     """
     if not earlier and (num_processes() == 1 or _can_be_exchanged_one_by_one(metrics)):
         return metrics.compute()
@@ -87,7 +87,7 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 
 
 def _can_be_exchanged_one_by_one(metrics: MetricCollection) -> bool:
-    """Whether torchmetrics can exchange the states, judging by the states; every process must call this."""
+    """Whether torchmetrics itself can exchange states like these; every process must call this."""
     kinds = [
         (metric.update_count, [_kinds_of_entries(state) for state in metric.metric_state.values()])
         for _, metric in _walk(metrics)

@@ -25,45 +25,47 @@ ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=T
 class ModelEma(nn.Module, Generic[ModelT_co]):
     """A copy of a model whose weights are the exponential moving average of the model's weights.
 
-    Averaged weights often generalise better than the last weights, and change less from epoch to epoch. In a custom
+    Averaged weights often generalize better than the last weights, and change less from epoch to epoch. In a custom
     loop, call ``update`` after each optimizer update; for a trainer, use ``ModelEmaCallback``.
 
     Each update moves every parameter and every floating-point buffer of the copy to ``decay * average + (1 - decay) *
     value``, in a fused pass without temporaries. Tied weights are averaged once. Frozen weights are averaged like all
     others, because they may be unfrozen at any time. Tensors of whole numbers, such as the counters of batch norm
-    layers, are copied. So are tensors that hold infinities when the average is made, such as attention masks, because
-    they have no average.
+    layers, are copied. So are tensors that contain infinities when the average is created, such as attention masks,
+    because infinities cannot be averaged.
 
-    The average is kept in the precision of the weights, but at least in float32: in bfloat16, whose numbers are 0.4 %
-    apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is therefore a model
-    in float32 of twice its size, and an update needs a temporary as large as the largest tensor. ``applied_to``
-    evaluates and saves the average in the precision of the model.
+    The average is kept in the precision of the weights, but at least in float32. In bfloat16, in which neighboring
+    numbers differ by about 0.4 %, an average with a slow decay would not move at all. The average of a bfloat16 model
+    is therefore a float32 model of twice the size, and an update needs a temporary tensor as large as the largest
+    tensor. ``applied_to`` evaluates and saves the average in the precision of the model.
 
-    If the model is sharded, each process averages its shards, without an exchange. Every process must make the average,
-    and enter ``applied_to``. The copy then has the weights but not the code of the model, and cannot be called.
+    If the model is sharded, each process averages its own shards, and nothing is exchanged. Every process must create
+    the average and enter ``applied_to``. The copy then has the weights of the model but not its code, so you cannot
+    call it.
 
     Calling this module calls the copy, which is in eval mode and not trainable. Its state dict contains the average and
     everything that the next updates depend on.
 
     Args:
-        model: The model. Distributed or compiled wrappers are not copied. Make the average before layers are converted
-            to ``SyncBatchNorm``, so that the copy has the original layers.
+        model: The model. Distributed or compiled wrappers are not copied. Create the average before layers are
+            converted to ``SyncBatchNorm``, so that the copy has the original layers.
         decay: The fraction of the average that each update keeps, from 0 (the copy follows the model) to 1 (it never
-            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits
-            trainings of 100,000 updates and more. Pass less for shorter trainings, for example 0.99.
-        warm_up: Whether the decay is lower at first, so that the untrained weights are soon forgotten: update ``n``,
-            counted from 1, keeps ``min(decay, (1 + n) / (10 + n))``. This is the rule of TensorFlow's
+            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits runs of
+            100,000 updates or more. Pass a smaller value for shorter runs, for example 0.99.
+        warm_up: Whether the decay is lower at first, so that the untrained weights soon lose their influence. Update
+            ``n``, counted from 1, then keeps ``min(decay, (1 + n) / (10 + n))``. This is the rule of TensorFlow's
             ``tf.train.ExponentialMovingAverage``. A decay of 0.9999 is reached after 90,000 updates. The default,
-            False, keeps the decay constant, so that it is the given value from the first update on.
+            False, uses the given decay from the first update on.
 
     Attributes:
         module: The averaged model.
-        decay: As given.
-        warm_up: As given.
+        decay: The ``decay`` argument.
+        warm_up: The ``warm_up`` argument.
         num_updates: The number of updates so far.
 
     Raises:
-        ConfigurationError: The decay is not between 0 and 1, or the model has lazy modules without shapes.
+        ConfigurationError: The decay is not between 0 and 1, or the model has lazy modules whose shapes are not known
+            yet.
 
     Example:
         >>> import torch
@@ -101,7 +103,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the averaged copy of the model; call the instance, as in ``ema(inputs)``.
+        """Run the averaged copy of the model; call the instance itself, as in ``ema(inputs)``.
 
         Use it to predict with the average in a custom loop. The copy is in eval mode, in at least float32, and on the
         device that the model had when the average was made. To use the model's own code and precision, enter
@@ -127,7 +129,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         return self.module(*args, **kwargs)
 
     def update(self, model: nn.Module) -> None:
-        """Move the average towards the present values of the model; call it after each optimizer update.
+        """Move the average toward the current values of the model; call it after each optimizer update.
 
         You call it in a custom loop. ``ModelEmaCallback`` calls it for a trainer. ``reset`` sets the average to these
         values instead.
@@ -136,8 +138,8 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
-            ConfigurationError: The model has other parameters or buffers than the average, or is on another device;
-                nothing was changed.
+            ConfigurationError: The model and the average have different parameters or buffers, or are on different
+                devices. Nothing is changed then.
 
         Example:
             >>> import torch
@@ -158,16 +160,17 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         pairs.lerp(1 - self._decay_of_update(self.num_updates))
 
     def reset(self, model: nn.Module) -> None:
-        """Start over: set the average to the present values of the model, and forget all updates.
+        """Set the average to the current values of the model, and forget all updates.
 
-        You call it when training begins again with other weights, for example after a checkpoint was loaded into the
-        model. The decay and ``warm_up`` stay, and ``num_updates`` is 0.
+        You call it when training begins again with other weights, for example after you have loaded a checkpoint into
+        the model. ``decay`` and ``warm_up`` do not change, and ``num_updates`` becomes 0.
 
         Args:
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
-            ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
+            ConfigurationError: The model and the average have different parameters or buffers, or are on different
+                devices.
 
         Example:
             >>> import torch
@@ -190,15 +193,17 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """Give the model the averaged weights within a ``with`` block, for evaluating or saving it, not for training.
 
         Use it to run the average with the model's own code, precision and wrappers; call the instance to run the copy.
-        The model's own weights are always restored. No weight is copied, unless the average has another precision than
-        the model, or is sharded, in which case each process copies its shards, and every process must enter the block.
-        Gradients, modes, hooks and wrappers of the model are not touched, so call ``model.eval()`` yourself.
+        The model's own weights are always restored at the end of the block. No weight is copied unless the average is
+        sharded or has a different precision from the model. If it is sharded, each process copies its shards, and every
+        process must enter the block. The gradients, mode, hooks and wrappers of the model are not changed, so call
+        ``model.eval()`` yourself.
 
         Args:
             model: The model from which the average was made, with or without wrappers.
 
         Raises:
-            ConfigurationError: The model has other parameters or buffers than the average, or is on another device.
+            ConfigurationError: The model and the average have different parameters or buffers, or are on different
+                devices.
 
         Example:
             >>> import torch
@@ -279,7 +284,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         return min(self.decay, (1 + number) / (10 + number)) if self.warm_up else self.decay
 
     def _pairs_with(self, model: nn.Module) -> TensorPairs:
-        """Cache the pairs of tensors: finding them takes longer than averaging a small model."""
+        """Cache the pairs of tensors, because finding them takes longer than averaging a small model."""
         known = self._pairs
         pairs = None if known is None else known.get(model) or known.get(unwrap_model(model, keep_torch_compile=False))
         if pairs is None or not pairs.are_current():
@@ -325,7 +330,7 @@ def _names_without_average(model: nn.Module) -> frozenset[str]:
 
 
 def _is_mask(name: str, tensors: Collection[str]) -> bool:
-    """Whether a tensor marks pruned weights, each of them wholly or not at all."""
+    """Whether a tensor is a mask of pruned weights, which contains only the numbers 0 and 1."""
     return name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in tensors
 
 

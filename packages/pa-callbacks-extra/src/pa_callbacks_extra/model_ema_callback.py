@@ -30,10 +30,10 @@ _PREFIX = "ema_model_"
 
 
 class ModelEmaFactory(Protocol):
-    """The type of the ``model_ema`` argument of ``ModelEmaCallback``: a function that makes the average of a model.
+    """The type of the ``model_ema`` argument of ``ModelEmaCallback``: a function that creates the average of a model.
 
-    ``ModelEma`` is such a function, and so are its subclasses and a ``functools.partial`` of them. Use the type in
-    annotations, or pass a custom function, for example to set ``warm_up``.
+    ``ModelEma`` and its subclasses are such functions, and so is a ``functools.partial`` of any of them. Use the type
+    in annotations, or when you pass a custom function, for example to set ``warm_up``.
 
     Example:
         >>> from functools import partial
@@ -46,11 +46,11 @@ class ModelEmaFactory(Protocol):
     """
 
     def __call__(self, model: Any, /, *, decay: float) -> ModelEma:
-        """Make the average of the trainer's model.
+        """Create the average of the trainer's model.
 
         ``ModelEmaCallback`` calls it on every process at the start of each training run or, with lazy modules, after
-        the first update. An implementation copies the weights and leaves the model itself as it is. An exception that
-        it raises ends the run. The example of :class:`ModelEmaFactory` calls it.
+        the first update. An implementation copies the weights and does not change the model. An exception that it
+        raises ends the run. See the example in :class:`ModelEmaFactory`.
 
         Args:
             model: The trainer's model, without wrappers.
@@ -58,59 +58,60 @@ class ModelEmaFactory(Protocol):
 
         Returns:
             The average, a ``ModelEma`` or an instance of a subclass. The callback moves it to the device and updates it
-            during the run, and ``ModelEmaCallback.ema`` is this object.
+            during the run; ``ModelEmaCallback.ema`` returns it.
         """
         ...
 
 
 class ModelEmaCallback(SaveBestModelCallback):
-    """Averages the weights of a run exponentially, evaluates the average and saves it.
+    """Keeps an exponential moving average of the weights, evaluates the average and saves it.
 
-    Use it with a trainer, because averaged weights often generalise better than the last weights; in a custom loop, use
-    ``ModelEma``. The average begins with the weights at the start of each training run and moves after each optimizer
-    update. With lazy modules, which get their shapes in the first forward pass, it begins after the first update. The
-    model itself is trained as without this callback, and has its own weights at the end of the run; the average is in
-    the file, and in ``ema``. Training states contain the average and the best value.
+    Use it because averaged weights often generalize better than the last weights. It works with a trainer; in a custom
+    loop, use ``ModelEma``. Each training run begins a new average with the current weights and updates it after each
+    optimizer update. With lazy modules, which get their shapes in the first forward pass, the average begins after the
+    first update. The callback does not change how the model itself is trained, and the model has its own weights at the
+    end of the run; the average is in the file and in ``ema``. Training states contain the average and the best value.
 
-    After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: the
-    averaged weights are put into the model for that time. The metrics of the average have the prefix ``ema_model_``, as
-    in ``ema_model_eval_loss_epoch``, or ``ema_model_eval_val_loss_epoch`` for an evaluation set ``val``. The average is
-    saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with averaged weights,
-    for ``trainer.load_checkpoint``.
+    After each epoch, the averaged weights are put into the model for an evaluation with the model's own code, precision
+    and hooks. The metrics of the average have the prefix ``ema_model_``, as in ``ema_model_eval_loss_epoch``, or
+    ``ema_model_eval_val_loss_epoch`` for an evaluation set ``val``. The average is saved whenever ``watch_metric``
+    improves. The file is a checkpoint of the model with averaged weights, which ``trainer.load_checkpoint`` can load.
 
     Place it after callbacks whose metrics are part of the evaluation, and before callbacks that log or watch metrics,
-    such as ``DEFAULT_CALLBACKS``, which would otherwise get the metrics of the average an epoch late. If a
-    ``LogMetricsCallback`` comes before it, a warning says so. It does not matter whether it comes before or after
+    such as ``DEFAULT_CALLBACKS``, which would otherwise get the metrics of the average one epoch late. If a
+    ``LogMetricsCallback`` comes before it, a warning is given. It does not matter whether it comes before or after
     ``ConvertSyncBatchNormCallback``.
 
-    On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
-    norm layers, come from the first process. If the model is sharded, each process averages its shards, and the file
-    has the whole average.
+    On several processes, all have the same average; its buffers, such as the running statistics of batch norm layers,
+    come from the first process. If the model is sharded, each process averages its own shards, and the file contains
+    the whole average.
 
     Args:
         decay: The fraction of the average that each optimizer update keeps, from 0 to 1. The average looks back over
-            about ``1 / (1 - decay)`` updates. The default, 0.99, looks back over 100, which suits short trainings too;
-            pass 0.999 or 0.9999 for long trainings.
-        evaluate_during_training: Whether the average is evaluated after each epoch, which takes as long as the
-            evaluation of the model, and the best average is saved. This is the default. If False, the average is saved
-            after each epoch, and no ``eval_dataset`` is needed.
+            about ``1 / (1 - decay)`` updates. The default, 0.99, looks back over 100 updates, which suits even short
+            runs; pass 0.999 or 0.9999 for long runs.
+        evaluate_during_training: Whether to evaluate the average after each epoch, and save it when it is the best so
+            far. This is the default. The evaluation takes as long as evaluating the model. If False, the average is
+            saved after each epoch, and no ``eval_dataset`` is needed.
         save_path: The file to save to, which should end in ``.pt``. A relative path, such as the default
             ``ema_model.pt``, is in the working directory at the start of the run.
         watch_metric: The metric to watch, by its name in the run history. The default is the mean loss of the average
             in the evaluation after an epoch.
-        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
-            the metric has the name of a metric to maximise, such as ``accuracy``, a warning says so.
-        model_ema: Makes the average, called with the model and ``decay=...``. The default, ``ModelEma``, has a constant
-            decay. For a decay that warms up, pass ``functools.partial(ModelEma, warm_up=True)``.
-        callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
-            The default, none, records the loss only. A callback that measures something can be given here as well as to
-            the trainer.
+        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you omit it and the
+            name of the metric suggests that higher is better, as ``accuracy`` does, a warning is given.
+        model_ema: A function that creates the average. It is called with the model and ``decay=...``. The default,
+            ``ModelEma``, has a constant decay. For a decay that warms up, pass ``functools.partial(ModelEma,
+            warm_up=True)``.
+        callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called during
+            it. By default there are none, so only the loss is recorded. You may pass a callback that records metrics
+            both here and to the trainer.
         update_every_n_steps: The number of optimizer updates from one update of the average to the next; 1 by default.
             A larger number saves time. Each update of the average then keeps ``decay`` to the power of this number, so
-            the average looks back equally far.
+            the average still looks back over the same number of optimizer updates.
 
     Attributes:
-        best: ``best.value`` is the best value, None before the first, and ``best.epoch`` its epoch, from 1.
+        best: ``best.value`` is the best value, or None before the first value, and ``best.epoch`` is its epoch, counted
+            from 1.
         callbacks: The callbacks for the evaluation of the average.
         path: The file to save to, as a path.
 
@@ -174,13 +175,13 @@ class ModelEmaCallback(SaveBestModelCallback):
     def ema(self) -> ModelEma:
         """The average of the current or last training run, a ``ModelEma``.
 
-        ``ema.module`` is the averaged copy of the model, and ``ema.num_updates`` the number of its updates. Each
-        training run begins a new average, which moves with the updates of the run and stays after it. For example,
-        ``average.ema(inputs)`` predicts with the average after ``train()``. On several processes, all have the same
-        average when the run has ended.
+        ``ema.module`` is the averaged copy of the model, and ``ema.num_updates`` is the number of its updates. Each
+        training run begins a new average, which remains available after the run. For example, ``average.ema(inputs)``
+        predicts with the average after ``train()``. On several processes, all have the same average once the run has
+        ended.
 
         Raises:
-            ConfigurationError: There was no training run yet or, with lazy modules, no update yet.
+            ConfigurationError: There has been no training run yet or, with lazy modules, no update yet.
 
         Example:
             >>> import tempfile, torch
@@ -311,7 +312,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             self._begin(trainer)
 
     def _begin(self, trainer: AnyTrainer) -> None:
-        """Make the average from the present weights."""
+        """Create the average from the current weights."""
         decay = self.decay**self.update_every_n_steps
         if trainer.is_sharded:
             self._ema = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=decay)
@@ -323,7 +324,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Move the average, or begin it if the shapes were not known when the run started.
+        """Update the average, or create it if the shapes were not known when the run started.
 
         Args:
             trainer: The trainer.
@@ -367,9 +368,9 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Run an evaluation epoch with the averaged weights, and leave everything else unchanged.
 
         This callback calls it after each epoch if ``evaluate_during_training`` is True, so you need not call it
-        yourself. Call it in a custom callback for an evaluation at another time, for example after some updates, on
-        every process. Metrics are recorded with the prefix ``ema_model_``, and only the callbacks in ``callbacks`` are
-        called.
+        yourself. To evaluate the average at other times, for example every 100 updates, call it on every process in a
+        custom callback. Metrics are recorded with the prefix ``ema_model_``, and only the callbacks in ``callbacks``
+        are called.
 
         Args:
             trainer: The trainer, in a training run with an ``eval_dataset``.
@@ -396,11 +397,11 @@ class ModelEmaCallback(SaveBestModelCallback):
     def save_best(self, trainer: AnyTrainer) -> None:
         """Write the averaged model to ``path``; override it to save something else or in another format.
 
-        The callback calls it on every process after each epoch in which ``watch_metric`` of the average has improved,
-        after ``best`` was updated, so you need not call it yourself. With ``evaluate_during_training=False`` it is not
-        called: the average is then saved after each epoch. The file is a checkpoint of the model with averaged weights,
-        without optimizer and scheduler. An override need not call ``super()``; it must let only one process write. The
-        example of ``averaged_weights`` overrides it.
+        The callback calls it on every process after each epoch in which the ``watch_metric`` of the average has
+        improved, once ``best`` is updated, so you need not call it yourself. With ``evaluate_during_training=False``,
+        it is not called, and the average is saved after each epoch instead. The file is a checkpoint of the model with
+        averaged weights, without optimizer and scheduler. An override need not call ``super()``, but must let only one
+        process write. See also the example in ``averaged_weights``.
 
         Args:
             trainer: The trainer of the run. Its model has its own weights; enter ``averaged_weights(trainer)`` for the

@@ -1,4 +1,4 @@
-"""Detects that a metric takes some batches for logits and others for probabilities."""
+"""Detects metrics that treat some batches as logits and others as probabilities."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BY_VALUE = ("Binary", "Multilabel", "MulticlassPrecisionRecallCurve", "Multicla
 class PredictionRanges:
     """Counts the updates of metrics that have predictions outside of the range from 0 to 1.
 
-    Metrics of torchmetrics apply a sigmoid or a softmax to all predictions of such an update, and to no other update.
-    The counts stay on the accelerator until they are needed.
+    Torchmetrics metrics apply a sigmoid or softmax to all predictions in such an update, but not in other updates. The
+    counts stay on the accelerator until they are needed.
 
     Example:
         >>> ranges = PredictionRanges()
@@ -43,7 +43,7 @@ class PredictionRanges:
             self._num_updates += 1
 
     def count(self, device: torch.device) -> tuple[int, int]:
-        """Return the number of updates outside of the range, and of all updates; every process must call this.
+        """Return how many updates were outside of the range, and the total number; every process must call this.
 
         Args:
             device: The device of the run.
@@ -56,10 +56,10 @@ class PredictionRanges:
 
 
 def judging_by_value(metrics: Iterable[object]) -> list[str]:
-    """Return the names of the classes of the metrics that recognise logits by their values.
+    """Return the class names of the metrics that recognize logits by their values.
 
     Args:
-        metrics: Metrics of torchmetrics, and other modules.
+        metrics: Torchmetrics metrics and other modules.
 
     Example:
         >>> from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy

@@ -1,4 +1,4 @@
-"""Profiles the time and the memory of some updates."""
+"""Profiles the time and memory of some updates."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ class _Operator(Protocol):
 
 
 class ProfilerCallback(TrainerCallback):
-    """Profiles the time and the memory of some updates with ``torch.profiler``.
+    """Profiles the time and memory of some updates with ``torch.profiler``.
 
-    Use it to find out why a step is slow or needs much memory; remove it for the real run. Each process writes
-    ``rank_0.pt.trace.json`` and so on, for https://ui.perfetto.dev or TensorBoard. On CUDA it also writes
-    ``rank_0.memory.pickle``, which has each allocation with the lines that made it, for https://pytorch.org/memory_viz.
-    Files of an earlier run in the folder are replaced. When the run ends, it prints a table of the operators that took
-    most of the time, in milliseconds.
+    Use it to find out why a step is slow or needs much memory; remove it for the real run. Each process writes a trace,
+    ``rank_0.pt.trace.json`` and so on, which you can open in https://ui.perfetto.dev or TensorBoard. On CUDA, it also
+    writes ``rank_0.memory.pickle``, which lists each allocation with the lines of code that made it; open this file in
+    https://pytorch.org/memory_viz. Files from an earlier run in the folder are replaced. When the run ends, the
+    callback prints a table of the operators that took the most time, in milliseconds.
 
-    Updates are counted from the start of ``train()``, even in a resumed run. The updates before the measured updates
-    and after them are not slowed. An evaluation between recorded updates is recorded too. A run that ends or fails
-    within them writes the updates recorded so far: after an out-of-memory error, the files show all allocations. A run
-    that is too short causes a ``UserWarning``. Nothing is kept in training states.
+    Updates are counted from the start of ``train()``, even in a resumed run. Updates before and after the measured
+    updates are not slowed down. An evaluation between recorded updates is recorded too. If the run ends or fails during
+    these updates, the updates recorded so far are written, so after an out-of-memory error the files show all
+    allocations. If the run is too short, a ``UserWarning`` is given. The callback adds nothing to training states.
 
-    Place it last, so that the work of other callbacks after an update belongs to this update.
+    Place it last, so that the work that other callbacks do after an update is measured as part of this update.
 
     Args:
-        folder: The folder of the files, which is created. A relative path, such as the default, is in the working
-            directory.
+        folder: The folder for the files, which is created if necessary. A relative path, such as the default, is in the
+            working directory.
         wait: The number of updates before anything is measured, at least 0. The default, 5, leaves out compilation, the
             choice of algorithms and the first allocations.
-        warmup: The number of updates that are measured and thrown away, since starting the profiler slows them; at
+        warmup: The number of updates that are measured and discarded, because starting the profiler slows them down; at
             least 1. The default is 2, because the first measured update is the slowest.
-        active: The number of updates that are recorded, at least 1. The default, 3, is enough to see a pattern, in a
-            file of some megabytes.
-        record_shapes: Whether the trace has the shapes of the operators' inputs. The default is False, because
+        active: The number of updates that are recorded, at least 1. The default, 3, is enough to see a pattern and
+            gives a file of a few megabytes.
+        record_shapes: Whether the trace includes the shapes of the operators' inputs. The default is False, because
             recording them takes time.
-        profile_memory: Whether the trace has the memory that each operator allocates and frees. The default is False,
-            because recording it takes time, and the memory snapshot shows more.
-        with_stack: Whether the trace has the line of Python that called each operator. The default is False, because
-            that slows the recorded updates.
-        memory_snapshot: Whether to write ``rank_0.memory.pickle``. The default is True; it has an effect on CUDA only.
+        profile_memory: Whether the trace includes the amount of memory that each operator allocates and frees. The
+            default is False, because recording it takes time, and the memory snapshot shows more.
+        with_stack: Whether the trace includes the line of Python code that called each operator. The default is False,
+            because this slows down the recorded updates.
+        memory_snapshot: Whether to write ``rank_0.memory.pickle``. The default is True. It has no effect without CUDA.
 
     Attributes:
-        folder: The folder of the files, as a path. The other arguments are attributes too.
-        trace: The path of the trace that the last run has written on this process; None if it has not written any.
+        folder: The folder for the files, as a path. The other arguments are attributes too.
+        trace: The path of the trace that the last run wrote on this process; None if it wrote none.
 
     Raises:
         ConfigurationError: A number of updates is not a whole number, or is too small.
@@ -138,7 +138,7 @@ class ProfilerCallback(TrainerCallback):
 
         Args:
             trainer: The trainer.
-            update: Not used: updates are counted from the start of ``train()``.
+            update: Not used, because updates are counted from the start of ``train()``.
             **kwargs: Not used.
 
         Raises:
@@ -239,7 +239,7 @@ class ProfilerCallback(TrainerCallback):
 
 
 def _table(operators: list[_Operator], device: str) -> str:
-    """Return a row for each of the operators that took most of the time, on the device if it is not the CPU."""
+    """Return a row for each of the operators that took the most time, measured on the device if it is not the CPU."""
     on_device = device != "cpu"
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Reports to experiment trackers: the reports that a killed run may have lost, and those that a resumed run repeats."""
+"""Keeps the reports that a killed run may have lost, and drops those that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Point(NamedTuple):
 
     Attributes:
         name: The metric.
-        step: The place on the x axis.
+        step: The position on the x axis.
         value: The value.
     """
 
@@ -34,11 +34,11 @@ class Point(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The values that were sent to trackers in a call.
+    """The values that were sent to trackers in one call.
 
     Attributes:
-        step: The place on the x axis.
-        values: Numbers by their names.
+        step: The position on the x axis.
+        values: Numbers by name.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 class RecentReports:
     """The last reports, which trackers may not have written yet.
 
-    A report is kept until it is old enough and enough later reports followed.
+    A report is kept until it is old enough and enough later reports have followed.
 
     Args:
         seconds: The age at which every tracker has written a report.
@@ -86,7 +86,7 @@ class RecentReports:
 
 
 class RecordedPoints:
-    """The points that a tracker already has of a resumed run.
+    """The points of a resumed run that a tracker already has.
 
     Args:
         points: The points.
@@ -109,8 +109,8 @@ class RecordedPoints:
         """Return the values that are not recorded, or are recorded with a different number.
 
         Args:
-            step: Their step.
-            values: Numbers by their names.
+            step: The step of the values.
+            values: Numbers by name.
         """
         if step > self._last_step:
             return dict(values)
@@ -126,11 +126,11 @@ def _are_same(first: float, second: float) -> bool:
 
 
 class WithoutRepeats:
-    """A tracker of a resumed run that drops the points that it already has.
+    """A wrapper for the tracker of a resumed run that drops the points that the tracker already has.
 
     Args:
-        tracker: The tracker, which is open.
-        recorded: The points that it already has.
+        tracker: The open tracker.
+        recorded: The points that the tracker already has.
     """
 
     def __init__(self, tracker: TrackerLike, recorded: RecordedPoints) -> None:
@@ -149,5 +149,5 @@ class WithoutRepeats:
             self._tracker.log(lacking, step=step)
 
     def finish(self) -> None:
-        """Write everything that is left, and end the run."""
+        """Write all remaining values, and end the run."""
         self._tracker.finish()

@@ -17,7 +17,7 @@ from pa_core.torch_names import CHILDREN, non_persistent_buffers
 class ShardedAverage(nn.Module):
     """Copies of the tensors of a sharded model, with its names and its sharding.
 
-    A sharded model cannot be copied, because its layers are connected with the other processes.
+    A sharded model cannot be copied, because its layers are connected to the other processes.
 
     Args:
         model: The sharded model.
@@ -46,7 +46,7 @@ def averaged_dtype(tensor: Tensor) -> torch.dtype:
 def _copy_tensors(
     source: nn.Module, target: nn.Module, made: dict[int, Tensor], modules: dict[nn.Module, nn.Module]
 ) -> None:
-    """Give a module copies of the tensors of another module and its children; shared tensors are shared again."""
+    """Give a module copies of the tensors of another module and its children; shared tensors stay shared."""
     for name, parameter in source.named_parameters(recurse=False, remove_duplicate=False):
         if id(parameter) not in made:
             made[id(parameter)] = nn.Parameter(_copied(parameter), requires_grad=False)

@@ -17,12 +17,12 @@ _collectives: Any = dist  # torch annotates only some of them
 class BatchStatistics:
     """Mean and variance of each channel of a batch that is spread over several processes.
 
-    Deviations are added up around the mean of each process and then moved to the common mean (Chan, Golub and LeVeque,
-    1983): sums of squares would lose the deviations of values that are far from zero. Half-precision values are added
-    up in float32. Each process of the group must construct this.
+    Squared deviations from the mean of each process are summed and then converted to deviations from the common mean
+    (Chan, Golub and LeVeque, 1983), because plain sums of squares lose the deviations of values that are far from zero.
+    Half-precision values are summed in float32. Each process of the group must construct this.
 
     Args:
-        values: The part of the batch on this process, of shape ``(samples, channels, ...)``; may be empty.
+        values: The part of the batch on this process, of shape ``(samples, channels, ...)``. It may be empty.
         group: The processes.
 
     Attributes:
@@ -54,10 +54,10 @@ class BatchStatistics:
 def normalise(
     values: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: BatchStatistics, eps: float
 ) -> Tensor:
-    """Normalise the part of a batch on this process.
+    """Normalize the part of a batch on this process.
 
-    The backward pass exchanges sums of gradients, if ``values`` need any: each process of the group must run it. As
-    everywhere in ``DistributedDataParallel``, the gradients of weight and bias are of this process alone.
+    The backward pass exchanges sums of gradients if ``values`` requires a gradient, so each process of the group must
+    run it. As is usual with ``DistributedDataParallel``, the gradients of weight and bias come from this process alone.
 
     Args:
         values: The values that the statistics were computed from.

@@ -14,27 +14,27 @@ from pa_core.distributed import num_processes
 
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
-    """Makes batch norm layers normalise over the batches of all processes in a run.
+    """Makes batch norm layers normalize over the batches of all processes in a run.
 
-    Use it to train with small batches on many processes: without it, each process normalises over a few samples. With
-    this callback, training on two processes with batches of 16 equals training on one process with batches of 32, up to
-    rounding. Outputs, gradients and running statistics are the same, even if the last batch is smaller or does not
-    reach all processes. It has no arguments, and nothing of it is kept in training states.
+    Use it to train with small batches on many processes, because otherwise each process normalizes over only a few
+    samples. With this callback, training on two processes with batches of 16 equals training on one process with
+    batches of 32, up to rounding. Outputs, gradients and running statistics are the same, even if the last batch is
+    smaller or does not reach all processes. The callback has no arguments and adds nothing to training states.
 
     On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, which that class does not
     support, they are layers of this package with the same state and the same results. After the run the model has its
     own layers again, no matter how the run ended. During the run, layers keep their parameters, buffers, hooks and
     methods. On a single process, no layer is converted.
 
-    In evaluation mode, no statistics are exchanged. Layers without running statistics then normalise over the batch of
+    In evaluation mode, no statistics are exchanged. Layers without running statistics then normalize over the batch of
     their process, as torch's layers do.
 
-    Every process has to call the model equally often in a training step. So raise a ``StopTrainingError`` on a single
-    process in a callback, and not in ``calculate_train_batch_loss``.
+    Every process has to call the model the same number of times in a training step. So if you raise a
+    ``StopTrainingError`` on a single process, do so in a callback, not in ``calculate_train_batch_loss``.
 
     Raises:
         ConfigurationError: ``train()`` or ``evaluate()`` raises it if the trainer was created with ``reproducible``,
-            whose results must not depend on the number of processes.
+            because its results must then not depend on the number of processes.
         UnsupportedConfigurationError: ``train()`` or ``evaluate()`` raises it if a layer is a subclass of a torch batch
             norm layer with a custom ``forward``, which would be lost.
 
@@ -86,7 +86,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to count steps, and prepare for the last step, which may not reach all processes.
+        """Start counting steps, and prepare for the last step, which may not reach all processes.
 
         Args:
             trainer: The trainer.
@@ -143,7 +143,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Give the model its own layers again.
+        """Restore the model's own layers.
 
         Args:
             trainer: The trainer.
@@ -169,7 +169,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
 
 def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:
-    """Return the number of processes that have samples in a step: the first processes, and in most steps all."""
+    """Return how many processes have samples in a step; they are the first processes, and in most steps all of them."""
     loader = _keyed_loader(trainer)
     count = num_processes()
     # Custom data loaders give each process a batch in each step.

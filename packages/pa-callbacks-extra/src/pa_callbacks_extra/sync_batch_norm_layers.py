@@ -1,4 +1,4 @@
-"""Batch norm layers of a model that normalise over several processes for the length of a run."""
+"""Batch norm layers that normalize over several processes during a run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = We
 
 
 class Participants:
-    """The processes whose batches are normalised together at present: the first processes, by their number.
+    """The processes whose batches are currently normalized together, which are the processes with the lowest ranks.
 
     Every process must construct this; at first all of them take part.
 
     Args:
-        shares_group: Whether they exchange statistics in the process group that gradients are exchanged in. A separate
-            group keeps the two apart in any order; on an accelerator it would take memory.
-        is_left_out: Returns whether this process calls the model without taking part.
+        shares_group: Whether statistics are exchanged in the same process group as gradients. A separate group lets
+            both exchanges happen in any order, but would take memory on an accelerator.
+        is_left_out: A function that returns whether this process calls the model without taking part.
     """
 
     def __init__(self, *, shares_group: bool, is_left_out: Callable[[], bool] = lambda: False) -> None:
@@ -47,28 +47,28 @@ class Participants:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Their process group; on a process that is left out, torch's marker for a group without this process."""
+        """The participants' process group; on a process that is left out, torch's marker for a group without it."""
         return cast("Any", dist.GroupMember.NON_GROUP_MEMBER) if self.is_left_out() else self._chosen
 
     def connect_first(self, count: int) -> None:
         """Prepare a process group of the first processes; every process must call this.
 
         Args:
-            count: Their number.
+            count: The number of processes.
         """
         if count < self._everyone.size():
             self._connect(count)
 
     def choose_first(self, count: int) -> None:
-        """Normalise the batches of the first processes together, after ``connect_first`` has connected them.
+        """Normalize the batches of the first processes together, after ``connect_first`` has connected them.
 
         Args:
-            count: Their number.
+            count: The number of processes.
         """
         self._chosen = self._everyone if count == self._everyone.size() else self._of_first[count]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """A copied layer normalises with the same processes."""
+        """A copied layer normalizes with the same processes."""
         return self
 
     def _connect(self, count: int) -> dist.ProcessGroup:
@@ -78,17 +78,17 @@ class Participants:
 
 
 def synchronise_layers(model: nn.Module, participants: Participants, *, uses_torch: bool) -> None:
-    """Make the batch norm layers of a model normalise over the participants, in place.
+    """Make the batch norm layers of a model normalize over the participants, in place.
 
-    The layers stay the objects that they are, with their parameters, buffers and hooks; only their class changes.
+    The layers remain the same objects, with the same parameters, buffers and hooks; only their class changes.
 
     Args:
         model: The model.
-        participants: The processes that normalise together.
+        participants: The processes that normalize together.
         uses_torch: Whether the layers become ``torch.nn.SyncBatchNorm``, which needs an accelerator.
 
     Raises:
-        UnsupportedConfigurationError: A layer normalises in its own way; none was converted.
+        UnsupportedConfigurationError: A layer normalizes in its own way. No layer is converted then.
     """
     for layer in [module for module in model.modules() if _is_convertible(module)]:
         vars(layer)["participants"] = participants

@@ -1,4 +1,4 @@
-"""Pairs of the tensors of a model and of its average, found once and used for many updates."""
+"""The tensors of a model, paired once with the tensors of its average for use in many updates."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _Lists: TypeAlias = tuple[list[Tensor], list[Tensor]]
 
 
 class TensorPairs:
-    """The tensors of an averaged model, each with the tensor of the model that it follows; tied tensors once.
+    """The tensors of an averaged model, each with the tensor of the model that it follows; tied tensors appear once.
 
     Args:
         average: The averaged model.
         model: The model, without wrappers.
-        copied: The names of the tensors that are copied, not averaged, as ``named_tensors`` names them.
+        copied: The names, as in ``named_tensors``, of the tensors that are copied instead of averaged.
 
     If the model is sharded, each process works on its shards, and nothing is exchanged.
 
     Raises:
-        ConfigurationError: The two models have other tensors, tie others, or are on different devices; or only one of
-            the models is sharded.
+        ConfigurationError: The two models have different tensors, tie different tensors, or are on different devices,
+            or only one of the models is sharded.
 
     Example:
         >>> average, model = nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)
@@ -81,7 +81,7 @@ class TensorPairs:
 
     @torch.no_grad()
     def lerp(self, weight: float) -> None:
-        """Move each average towards its value by a fraction of the distance, and copy the other tensors.
+        """Move each average toward its value by a fraction of the distance, and copy the other tensors.
 
         Args:
             weight: The fraction, from 0 to 1.
@@ -142,9 +142,9 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def computed_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the attributes that are computed from parameters, as pruning and the older ``weight_norm`` have them.
+    """Return the attributes that are computed from parameters, for example by pruning or the older ``weight_norm``.
 
-    A forward pass computes them again. They have a graph, so torch cannot copy them.
+    A forward pass computes them again. They have an autograd graph, so torch cannot copy them.
 
     Args:
         module: The module.
@@ -154,7 +154,7 @@ def computed_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _tensors_with_names(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
-    """Sort by name: the order of registration changes when a tensor is removed and registered again."""
+    """Sort by name, because the order of registration changes when a tensor is removed and registered again."""
     found: dict[int, tuple[Tensor, list[str]]] = {}
     for named in (module.named_parameters, module.named_buffers):
         for name, tensor in named(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""Computes metrics of torchmetrics in training and evaluation."""
+"""Computes torchmetrics metrics in training and evaluation."""
 
 from __future__ import annotations
 
@@ -45,47 +45,49 @@ def _second_of_batch(batch: Any, _output: Any) -> Any:
 
 
 class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_contra]):
-    """Computes metrics of torchmetrics over epochs, and records them in the run history.
+    """Computes torchmetrics metrics over epochs, and records them in the run history.
 
-    Use it for an accuracy, F1 or AUROC over all processes without a custom evaluation loop. A metric called
-    ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as ``eval_accuracy`` after an
+    Use it to compute, for example, accuracy, F1 or AUROC over all processes without a custom evaluation loop. A metric
+    called ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as ``eval_accuracy`` after an
     evaluation within a training run, and as ``evaluation_accuracy`` by ``evaluate()``. A single metric has the name of
-    its class. Over an evaluation set with a name, such as ``val``, the metric is ``eval_val_accuracy`` or
-    ``evaluation_val_accuracy``. If a metric is a vector, each element is recorded, as ``eval_recall_0`` and so on.
+    its class. For a named evaluation set, such as ``val``, the metric is called ``eval_val_accuracy`` or
+    ``evaluation_val_accuracy``. If a metric is a vector, each element is recorded separately, as ``eval_recall_0`` and
+    so on.
 
     Values cover all samples of all processes, each counted once. Training and evaluation have separate copies of the
-    metrics, so an evaluation within a training epoch disturbs nothing; the metrics that you pass are not changed. The
-    copies are placed on the device of the run. The metrics of an interrupted training epoch are part of training
-    states.
+    metrics, so an evaluation within a training epoch does not affect the training metrics. The metrics that you pass
+    are not changed. The copies are placed on the device of the run. Training states contain the metrics of an
+    interrupted training epoch.
 
-    With types, write ``TorchMetricsCallback[Batch, Output](...)``: type checkers then check both functions.
+    If you use type annotations, write ``TorchMetricsCallback[Batch, Output](...)``, so that type checkers check both
+    functions.
 
-    Place it before callbacks that watch or log its metrics. A trainer may have several of them, for metrics of other
-    predictions, each with a ``name``.
+    Place it before callbacks that watch or log its metrics. A trainer may have several such callbacks, each with a
+    different ``name``, for metrics of different predictions.
 
     Args:
         metrics: A metric, or a ``MetricCollection`` that gives each of them a name.
-        predictions: A function of a batch and of the return value of ``calculate_*_batch_loss``. It returns the first
-            argument of the metrics. The default returns ``output["model_outputs"]``, the outputs of the model in a
-            default step.
-        targets: The same for the second argument of the metrics; None for metrics that take predictions alone. The
-            default returns ``batch[1]``, the targets of a default step.
-        in_training: Whether to compute them over training epochs. The default is False, because the model changes
-            within the epoch, and metrics take time in each step.
-        in_evaluation: Whether to compute them over evaluations, which is the default.
+        predictions: A function that is called with a batch and the return value of ``calculate_*_batch_loss``, and
+            returns the first argument of the metrics. The default returns ``output["model_outputs"]``, the outputs of
+            the model in a default step.
+        targets: A function with the same parameters that returns the second argument of the metrics; None for metrics
+            that take only predictions. The default returns ``batch[1]``, the targets of a default step.
+        in_training: Whether to compute the metrics over training epochs. The default is False, because the model
+            changes within the epoch, and metrics take time in each step.
+        in_evaluation: Whether to compute the metrics over evaluations. The default is True.
         name: The name of the task, which distinguishes several of these callbacks. It comes before the name of each
             metric, as in ``eval_depth_accuracy``. The default, an empty name, adds nothing.
 
     Attributes:
-        train_metrics: The copy for the training; None if ``in_training`` is False.
+        train_metrics: The copy for training; None if ``in_training`` is False.
         eval_metrics: The copy for evaluations; None if ``in_evaluation`` is False.
         instance_name: The name of the task.
 
     Raises:
         ConfigurationError: The constructor raises it if ``metrics`` is not a metric, ``predictions`` or ``targets`` is
-            not a function, the metrics would never be computed, or a name is also a name of the trainer's. ``train()``
-            and ``evaluate()`` raise it if another callback of this kind has a metric of the same name, or a metric is
-            neither a number nor a vector of numbers.
+            not a function, the metrics would never be computed, or the trainer itself already uses one of the names.
+            ``train()`` and ``evaluate()`` raise it if another callback of this kind has a metric of the same name, or a
+            metric is neither a number nor a vector of numbers.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
     Example:
@@ -139,11 +141,11 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
         The callback calls it on each process after each step of a training or an evaluation with metrics, so you need
         not call it yourself. This implementation passes the results of ``predictions`` and ``targets`` to
-        ``metrics.update``. An override need not call ``super()``. It should detach tensors that have a graph, because
-        metrics may keep their arguments, and must not communicate with other processes.
+        ``metrics.update``. An override need not call ``super()``. It should detach tensors that have an autograd graph,
+        because metrics may keep their arguments. It must not communicate with other processes.
 
         Args:
-            metrics: The copy for the training or for evaluations, a ``MetricCollection``; call its ``update``.
+            metrics: The copy for training or for evaluations, a ``MetricCollection``; call its ``update``.
             batch: The batch, on the device.
             output: The return value of ``calculate_*_batch_loss`` for the batch.
 
@@ -202,7 +204,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_train_step_end(
         self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
-        """Update the metrics of the training.
+        """Update the training metrics.
 
         Args:
             trainer: The trainer.
@@ -215,7 +217,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record the metrics of the training.
+        """Record the training metrics.
 
         Args:
             trainer: The trainer.
@@ -233,7 +235,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Remember that ``evaluate()`` runs, whose metrics have the prefix ``evaluation_``.
+        """Remember that ``evaluate()`` is running, because its metrics have the prefix ``evaluation_``.
 
         Args:
             trainer: The trainer.
@@ -258,7 +260,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
     ) -> None:
-        """Update the metrics of the evaluation.
+        """Update the evaluation metrics.
 
         Args:
             trainer: The trainer.
@@ -271,7 +273,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Record the metrics of the evaluation.
+        """Record the evaluation metrics.
 
         Args:
             trainer: The trainer.
@@ -297,9 +299,9 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def state_dict(self) -> dict[str, Any]:
         """Return the training metrics that each process has accumulated in the current epoch, for a training state.
 
-        The trainer calls it on every process when it saves a training state, so you need not call it yourself. It
-        gathers the states of all processes, and waits for them. Evaluations are not part of it, because they do not
-        continue.
+        The trainer calls it on every process when it saves a training state, so you need not call it yourself. It waits
+        for all processes and gathers their states. Evaluation metrics are not included, because an interrupted
+        evaluation is not resumed.
 
         Returns:
             A dictionary with the keys "processes" (the metric states of each process, in their order) and "earlier"
@@ -319,8 +321,9 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the training metrics of an interrupted epoch, on any number of processes.
 
-        The trainer calls it on every process when a run resumes, so you need not call it yourself. With other metrics
-        than before, an epoch that was interrupted is computed over its remaining samples, with a ``UserWarning``.
+        The trainer calls it on every process when a run resumes, so you need not call it yourself. If the script has
+        different metrics now, they are computed over the remaining samples of the interrupted epoch, and a
+        ``UserWarning`` is given.
 
         Args:
             state_dict: The result of ``state_dict``.
@@ -414,7 +417,7 @@ def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _detached(value: object) -> Any:
-    """Return tensors, nested in lists, tuples and mappings or not, without their graphs."""
+    """Return tensors without their graphs, including tensors nested in lists, tuples and mappings."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):

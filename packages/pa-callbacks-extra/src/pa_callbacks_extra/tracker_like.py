@@ -58,13 +58,13 @@ class TrackerLike(Protocol):
     def log(self, values: dict[str, Any], step: int | None = None) -> None:
         """Record numbers at a step.
 
-        It is called on the first process for each report, in the order of the steps, within the training loop: return
-        quickly, and send the numbers in the background if that takes time.
+        It is called in the training loop on the first process, once for each report, in the order of the steps. Return
+        quickly; if sending the numbers takes time, send them in the background.
 
         Args:
-            values: Python numbers by their names. The dictionary is a copy, which the tracker may keep.
-            step: The place on the x axis, the number of optimizer updates by then. A run always passes it; the default,
-                None, is part of accelerate's interface.
+            values: Python numbers by name. The dictionary is a copy, which the tracker may keep.
+            step: The position on the x axis, the number of optimizer updates so far. A run always passes it; the
+                default, None, is part of accelerate's interface.
 
         Example:
             >>> class Printing:  # a subclass of accelerate's GeneralTracker in a real program
@@ -76,11 +76,11 @@ class TrackerLike(Protocol):
         ...
 
     def finish(self) -> None:
-        """Write everything that is left, and end the run of the tracker.
+        """Write all remaining values, and end the run of the tracker.
 
-        It is called once on the first process, when the trackers are finished or Python ends; nothing is logged after
-        that. Close files and connections in it. An error does not keep other trackers from being finished. The example
-        of :class:`TrackerLike` implements it.
+        It is called once on the first process, when the trackers are finished or Python exits; nothing is logged after
+        that. Close files and connections here. If it raises an error, the other trackers are still finished. See also
+        the example in :class:`TrackerLike`.
 
         Example:
             >>> from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sends metrics, settings and the progress of training to experiment trackers."""
+"""Sends metrics, settings and training progress to experiment trackers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _last_opened: dict[str, ExperimentTrackers] = {}
 
 @dataclass(eq=False)
 class _Report:
-    """The values of a step; some of them are still on their way from an accelerator."""
+    """The values of a step; some values may not have arrived from the accelerator yet."""
 
     step: int
     values: dict[str, float]
@@ -36,13 +36,13 @@ class _Report:
 
 @dataclass
 class _Window:
-    """The training since the last report, or since the epoch began.
+    """The part of the training since the last report, or since the epoch began.
 
     Attributes:
-        loss_totals: The sum of the losses of all processes and the number of their samples when it began.
-        samples: The reading of the clock when it began.
-        seconds: The reading of the clock when it began, put forward by the time of evaluations since.
-        paused_at: The reading of the clock when the present evaluation began.
+        loss_totals: The sum of the losses of all processes, and the number of their samples, when this part began.
+        samples: The sample count when this part began.
+        seconds: The clock reading when this part began, moved forward by the time of evaluations since then.
+        paused_at: The clock reading when the current evaluation began.
     """
 
     loss_totals: Tensor | None = None
@@ -54,40 +54,40 @@ class _Window:
 class TrackerCallback(LogMetricsCallback):
     """Sends metrics and settings to TensorBoard, MLflow, Weights & Biases and other experiment trackers.
 
-    Use it with a trainer; in a custom loop, use ``open_trackers``. Each metric of the run history is sent when it was
-    updated: after training epochs, evaluations and ``evaluate()``. The run config is sent once, when training starts.
-    Every ``every_n_updates`` updates it also sends
+    Use it with a trainer; in a custom loop, use ``open_trackers``. Each metric of the run history is sent whenever it
+    has been updated: after training epochs, evaluations and ``evaluate()``. The run config is sent once, when training
+    starts. Every ``every_n_updates`` updates, the callback also sends
 
-    - ``train/loss``: the mean over the samples of all processes since the last report, within an epoch;
-    - ``train/learning_rate``: the rate of the update; ``train/learning_rate_0`` and so on with several parameter
-      groups;
-    - ``train/gradient_norm``: before clipping, if the run clips by norm (``gradient_clip_norm=math.inf`` measures the
-      norm and clips nothing);
-    - ``train/samples_per_second``: of all processes, without the time of evaluations;
-    - ``train/accelerator_memory_gib``: the peak memory of tensors in GiB, on a CUDA device of the first process.
+    - ``train/loss``: the mean loss over the samples of all processes since the last report or the start of the epoch;
+    - ``train/learning_rate``: the learning rate of the update, or ``train/learning_rate_0`` and so on if there are
+      several parameter groups;
+    - ``train/gradient_norm``: the gradient norm before clipping, if the run clips by norm
+      (``gradient_clip_norm=math.inf`` measures the norm without clipping);
+    - ``train/samples_per_second``: the samples of all processes per second, not counting the time of evaluations;
+    - ``train/accelerator_memory_gib``: the peak tensor memory in GiB, if the first process uses a CUDA device.
 
-    The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
-    interruptions, and so does the run in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; other trackers
-    begin a new run. A training state holds the last reports: if the process was killed before a tracker had written
-    them, the resumed run sends them again. Trackers are opened when ``train()`` or ``evaluate()`` starts. They stay
-    open until ``finish()``, the end of the script, or until another ``TrackerCallback`` opens the same trackers,
-    because a process has a single run of a tracker at a time. Only the first process opens and writes.
+    The x axis is the number of optimizer updates. It continues over several ``train()`` calls and after interruptions,
+    and so does the run in MLflow, SwanLab, TensorBoard, Trackio and Weights & Biases; other trackers begin a new run. A
+    training state contains the last reports. If the process is killed before a tracker has written them, the resumed
+    run sends them again. Trackers are opened when ``train()`` or ``evaluate()`` starts. They stay open until
+    ``finish()`` is called, the script ends, or another ``TrackerCallback`` opens the same trackers, because a process
+    can have only one run in a tracker at a time. Only the first process opens trackers and writes to them.
 
-    Between reports nothing is read from an accelerator, and a report never waits for the device: it is sent when its
+    Between reports, nothing is read from an accelerator. A report never waits for the device: it is sent when its
     values have arrived, a few updates later.
 
     Args:
         trackers: A name or several names of ``pa_callbacks_extra.experiment_trackers.known_trackers()``, for example
             ``"tensorboard"``; their packages have to be installed.
-        project_name: The name of the project in the trackers. With TensorBoard it names the folder of the run in
+        project_name: The name of the project in the trackers. With TensorBoard, it is the name of the run's folder in
             ``logging_dir``, so each run needs a different name.
-        logging_dir: The folder of trackers that write files. The default is ``runs``, which ``tensorboard --logdir
+        logging_dir: The folder for trackers that write files. The default is ``runs``, which ``tensorboard --logdir
             runs`` shows.
         config: Settings to record in addition to the run config; they override its entries. The default adds none.
-        init_kwargs: For each tracker by its name, further arguments, for example ``{"wandb": {"mode": "offline"}}``.
-            The default passes none.
+        init_kwargs: Additional arguments for each tracker, by tracker name, for example ``{"wandb": {"mode":
+            "offline"}}``. By default, no additional arguments are passed.
         every_n_updates: The number of updates from one report to the next, at least 1. The default, 50, is enough for a
-            smooth curve, and a small share of the time even with a tracker on another machine.
+            smooth curve, and takes little time even if the tracker is on another machine.
 
     Attributes:
         tracker_names: The names of the trackers, a tuple. The other arguments are attributes too, as given.
@@ -147,7 +147,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Continue to count from the run before.
+        """Continue counting from the previous run.
 
         Args:
             trainer: The trainer.
@@ -174,7 +174,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin to measure the training of this epoch.
+        """Start measuring the training in this epoch.
 
         Args:
             trainer: The trainer.
@@ -189,7 +189,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Open the trackers before the first step, when the state of a resumed run is loaded.
+        """Open the trackers before the first step, once the state of a resumed run has been loaded.
 
         Args:
             trainer: The trainer.
@@ -217,9 +217,9 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Finish the trackers if there are several processes: a process that fails may be killed before Python ends.
+        """With several processes, finish the trackers, because a failed process may be killed before Python exits.
 
-        A single process finishes them when Python ends, where trackers can tell that the run has failed.
+        A single process finishes them when Python exits, because trackers can detect then that the run has failed.
 
         Args:
             trainer: The trainer.
@@ -230,11 +230,11 @@ class TrackerCallback(LogMetricsCallback):
             self.finish()
 
     def finish(self) -> None:
-        """End the runs in the trackers now instead of with the script.
+        """End the runs in the trackers now instead of at the end of the script.
 
-        You call it when no more reports follow, for example between the cells of a notebook, or before the folder of
-        the trackers is moved. Later reports open the trackers again and continue the runs. Without open trackers, and
-        on processes other than the first, it does nothing.
+        You call it when no more reports will follow, for example between the cells of a notebook, or before the folder
+        of the trackers is moved. Later reports open the trackers again and continue the runs. Without open trackers,
+        and on processes other than the first, it does nothing.
 
         Example:
             >>> import tempfile
@@ -277,7 +277,7 @@ class TrackerCallback(LogMetricsCallback):
         The callback calls it on every process after each training epoch and each evaluation, with the metrics that were
         updated, so you need not call it yourself. Reports that are still pending are sent first, so that steps stay in
         order. Override it to select or rename metrics, and call ``super().log_metrics(...)`` on every process. The
-        number of the epoch is sent with them as ``epoch``.
+        epoch number is sent with them as ``epoch``.
 
         Args:
             trainer: The trainer.
@@ -285,7 +285,7 @@ class TrackerCallback(LogMetricsCallback):
                 ``{"eval_loss_epoch": 0.25}``.
 
         Raises:
-            ConfigurationError: A tracker had to be opened, and rejects its arguments.
+            ConfigurationError: A tracker that has to be opened rejects its arguments.
 
         Example:
             >>> from pa_callbacks_extra import TrackerCallback
@@ -304,7 +304,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @property
     def step(self) -> int:
-        """The place on the x axis, an integer: the number of optimizer updates of all training runs by now.
+        """The position on the x axis, an integer: the number of optimizer updates in all training runs so far.
 
         It is 0 before the first update, grows by 1 with each update, and continues in a resumed run. Pass it with
         everything that you send through ``native``.
@@ -325,12 +325,13 @@ class TrackerCallback(LogMetricsCallback):
         Args:
             name: The name of the image in the trackers, at the current ``step``.
             image: A tensor of shape ``(channels, height, width)`` with 1, 3 or 4 channels, or ``(height, width)``, on
-                any device: of a floating-point type with values from 0 to 1, or of ``torch.uint8`` with values from 0
-                to 255. ``torchvision.utils.make_grid`` makes an image of a batch.
+                any device. Its values are floating-point numbers from 0 to 1, or ``torch.uint8`` numbers from 0 to 255.
+                ``torchvision.utils.make_grid`` makes an image of a batch.
 
         Raises:
             ConfigurationError: The tensor does not have such a shape.
-            UnsupportedConfigurationError: A tracker does not support images; ``native`` returns its own object.
+            UnsupportedConfigurationError: A tracker does not support images. Use ``native`` to get the tracker's own
+                object.
             ImportError: pillow is not installed.
 
         Example:
@@ -348,14 +349,14 @@ class TrackerCallback(LogMetricsCallback):
         """Return the object of a tracker's own package, for figures, text, audio and anything else that it supports.
 
         You call it in a custom callback or after a run. It opens the trackers if they are not open. Pass ``step`` with
-        everything that you send, so that it lines up with the metrics, and check for None, because only the first
-        process opens trackers.
+        everything that you send, so that the values line up with the metrics. Check whether the result is None, because
+        only the first process opens trackers.
 
         Args:
             name: A name of ``tracker_names``.
 
         Returns:
-            The ``SummaryWriter`` of TensorBoard, the run of other trackers; None on processes other than the first.
+            The ``SummaryWriter`` of TensorBoard, or the run of another tracker; None on processes other than the first.
 
         Raises:
             ConfigurationError: This callback does not have this tracker.
@@ -376,7 +377,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Count the update, and report on the training when it is time.
+        """Count the update, and report on the training if a report is due.
 
         Args:
             trainer: The trainer.
@@ -393,7 +394,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training.
+        """Stop the training clock.
 
         Args:
             trainer: The trainer.
@@ -405,7 +406,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Resume the clock of the training, and send the metrics of the evaluation.
+        """Resume the training clock, and send the evaluation metrics.
 
         Args:
             trainer: The trainer.
@@ -470,9 +471,9 @@ class TrackerCallback(LogMetricsCallback):
         """Return the position on the x axis, the identifiers of the runs and the last reports, for a training state.
 
         The trainer calls it on every process when it saves a training state, so you need not call it yourself. It sends
-        pending reports, and waits until MLflow has written everything that it logs asynchronously. The last reports are
-        in it because a tracker may not have written them when the process is killed; a resumed run then sends them
-        again.
+        pending reports, and waits until MLflow has written everything that it logs asynchronously. The state contains
+        the last reports because a tracker may not have written them when the process is killed; a resumed run then
+        sends them again.
 
         Returns:
             A dictionary of numbers, text and lists, for ``load_state_dict``.
@@ -505,7 +506,7 @@ class TrackerCallback(LogMetricsCallback):
         """Restore the state of the first process, and continue its runs in the trackers instead of the open runs.
 
         The trainer calls it on every process when a run resumes, after ``on_training_run_start``, so you need not call
-        it yourself. Trackers that are open are finished, and opened again with the next report.
+        it yourself. Open trackers are finished, and are opened again for the next report.
 
         Args:
             state_dict: The result of ``state_dict``.

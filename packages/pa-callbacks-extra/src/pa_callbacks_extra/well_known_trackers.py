@@ -20,7 +20,7 @@ def _waits_for_nothing() -> None:
 
 @dataclass(frozen=True)
 class WellKnownTracker:
-    """How a tracker names a run, continues it, logs an image, and which reports it loses if the process is killed.
+    """How a tracker identifies and continues a run and logs images, and which reports a killed process may lose.
 
     Attributes:
         id_of: Called with the tracker's own object; returns the identifier of the run.
@@ -47,7 +47,7 @@ class WellKnownTracker:
 
     @property
     def writes_late(self) -> bool:
-        """Whether a process that is killed leaves reports that were not written."""
+        """Whether the last reports may not be written if the process is killed."""
         return self.late_seconds > 0 or self.late_reports > 0
 
 

@@ -1,6 +1,6 @@
 """Checkpoints for PyTorch that are written completely or not at all, and that are read without running code from them.
 
-Public are the names in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.torch_states``.
+The public names are those in ``__all__`` of ``pa_checkpoint`` and ``pa_checkpoint.torch_states``.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _FOLDER, _OUTCOME = "folder", "outcome"
 
 
 class ShareOfFirst:
-    """The part of rank 0, or of a single process, in writing a checkpoint.
+    """The role of rank 0, or of a single process, in writing a checkpoint.
 
     Args:
         messages: The messages about this checkpoint, or None for a single process.
@@ -88,7 +88,7 @@ class ShareOfFirst:
 
     @contextmanager
     def in_folder(self, folder: Path) -> Generator[None]:
-        """Let all processes write to a folder within the block; after the block none of them does.
+        """Let all processes write to a folder within the block; after the block, none of them writes to it.
 
         Args:
             folder: The folder.
@@ -137,7 +137,7 @@ class ShareOfFirst:
 
 
 class ShareOfOther:
-    """The part of each other rank in writing a checkpoint.
+    """The role of each other rank in writing a checkpoint.
 
     Args:
         messages: The messages about this checkpoint.
@@ -287,7 +287,7 @@ _ContentT = TypeVar("_ContentT")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Hold a checkpoint that was read; ``checkpoint[name]`` returns a saved value.
+    """A checkpoint that was read; ``checkpoint[name]`` returns a saved value.
 
     ``load`` and ``Folder.newest`` return it; you need not make it yourself. The names are those that were passed to
     ``save``, and a name that was not saved raises a ``KeyError``. To look at a checkpoint without reading its tensors,
@@ -298,8 +298,8 @@ class Checkpoint:
         summary: The plain values that were saved with the checkpoint, by name. They contain at least ``"sequence"``, a
             number that counts the checkpoints of a folder from 1 in the order in which they were saved.
         parts: The saved values by name. Tensors are on the CPU, writable, and independent of the files. Tensors that
-            several processes have saved in pieces are whole, unless ``load`` was called with ``lazy=True``: then each
-            of them is a ``StoredTensor``.
+            several processes have saved in pieces are whole, unless ``load`` was called with ``lazy=True``, in which
+            case each of them is a ``StoredTensor``.
         digest: The SHA-256 digest of the manifest, which is the list of the files with their digests, in hexadecimal.
             Two checkpoints with the same digest have the same content.
 
@@ -344,15 +344,15 @@ def write_checkpoint(
     in a thread while training continues, if the tensors do not change in the meantime.
 
     Args:
-        directory: The path: free, an empty folder, or a checkpoint, which is replaced. At every instant ``load`` finds
-            the old or the new checkpoint. Missing folders above it are created.
+        directory: The path. There may be nothing at the path, an empty folder, or a checkpoint, which is replaced. At
+            every instant ``load`` finds the old or the new checkpoint. Missing folders above it are created.
         parts: Values, or the results of ``encode``, by names that are identifiers. Tensors on an accelerator are copied
             to the host one at a time.
         summary: Plain values that can be read without the tensors.
         constant: The names of tensors that go to separate files, so that equal files of an earlier checkpoint in the
             same folder can be linked.
         linkable: The known files of earlier checkpoints, or None.
-        share: The part of this process, if the other processes call ``write_pieces``.
+        share: The role of this process, if the other processes call ``write_pieces``.
 
     Raises:
         CheckpointError: The path is in use by something else, a value cannot be stored, or the disk is full.
@@ -401,33 +401,32 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, in_shares
     """Read a checkpoint and verify it, without running any code from its files.
 
     Use it for a checkpoint whose path you know; ``Folder.newest`` finds and reads the newest checkpoint of a folder.
-    Unlike ``torch.load`` it unpickles nothing, so files from strangers are safe to read. The digest of each file is
-    compared with the manifest, which is the list of the files with their sizes and digests. A damaged file therefore
-    raises an error instead of changing a weight silently. The function may be called while another process replaces the
-    checkpoint: it returns the old or the new content.
+    Unlike ``torch.load``, it unpickles nothing, so files from untrusted sources are safe to read. The digest of each
+    file is compared with the manifest, which is the list of the files with their sizes and digests. A damaged file
+    therefore raises an error instead of silently changing a weight. The function may be called while another process
+    replaces the checkpoint: it returns the old or the new content.
 
     Args:
         path: The directory of the checkpoint.
-        verify: Whether to compare all files with their digests. The default is True, since a damaged weight would not
-            be noticed otherwise. Pass False for speed if the files were verified before; the manifest and the sizes are
-            always checked.
-        lazy: Whether tensors stay on disk, each as a ``StoredTensor``, until you read them into the tensors of a model,
-            or a process reads its piece of them. The files are verified before the call returns, and tensors of at most
-            16 KiB, complex tensors and arrays are in memory. The default, False, builds whole tensors in memory, which
-            every ``load_state_dict`` takes. Pass True if there is no memory for a second copy of a model, or if a model
-            does not fit the memory of a process.
+        verify: Whether to compare all files with their digests. The default is True, since a damaged weight would
+            otherwise go unnoticed. Pass False for speed if the files were verified before; the manifest and the sizes
+            are always checked.
+        lazy: Whether tensors stay on disk, each as a ``StoredTensor``, until you read them, or until each process reads
+            its piece of them. The files are still verified before the call returns, and tensors of at most 16 KiB,
+            complex tensors and arrays are read at once. The default, False, builds whole tensors in memory, which every
+            ``load_state_dict`` accepts. Pass True if there is not enough memory for a second copy of the model, or if
+            the model does not fit in the memory of a process.
         in_shares: Whether all processes of ``torch.distributed`` make this call now, and each of them verifies only its
-            share of the files with pieces, which is faster. The default is False, since an error then occurs on a
-            single process: exchange the outcome before you continue, for example with
-            ``pa_distributed.gather_objects``.
+            share of the files with pieces, which is faster. With True, an error may occur on only one process, so
+            exchange the outcome before you continue, for example with ``pa_distributed.gather_objects``. The default is
+            False.
 
     Returns:
         The checkpoint; ``checkpoint[name]`` is the value that was saved under the name. Its tensors are on the CPU.
 
     Raises:
         CheckpointNotFoundError: There is no directory at the path. It is also a ``FileNotFoundError``.
-        CheckpointError: The checkpoint is damaged, was written in a newer format, or the directory is not a checkpoint
-            of ``save``.
+        CheckpointError: The checkpoint is damaged, was written in a newer format, or was not written by ``save``.
 
     Example:
         >>> import tempfile, torch
@@ -461,7 +460,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def require_folder(path: str | Path, folder: Path) -> None:
-    """Raise an error if nothing, or a file, is in the place of a checkpoint.
+    """Raise an error if there is nothing, or a file, where a checkpoint should be.
 
     Args:
         path: The path of the checkpoint, for the message.
@@ -483,8 +482,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
     Raises:
         CheckpointError: A file is missing, has a different size, or does not belong to the checkpoint. Hidden files,
-            which file managers and network file systems leave behind, are ignored. If the content is not made by
-            ``save``, further files are allowed.
+            which file managers and network file systems leave behind, are ignored. If the content was not written by
+            ``save``, additional files are allowed.
     """
     for name, entry in manifest.files.items():
         _check_file(folder / name, entry)
@@ -508,7 +507,7 @@ def _check_file(path: Path, entry: FileEntry) -> None:
 
 
 def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
-    """Flush files of any content to the disk, and write a manifest that lists them.
+    """Flush files with any content to the disk, and write a manifest that lists them.
 
     Args:
         folder: The folder of the files.
@@ -530,9 +529,9 @@ def seal(folder: Path, summary: Mapping[str, JsonScalar]) -> None:
 def verify(path: str | Path, wanted: Callable[[str], bool] | None = None) -> str:
     """Compare the files of a checkpoint with their digests, and return the digest of the checkpoint.
 
-    Use it after copying a checkpoint, or before deleting an older copy. ``load`` verifies as well, and builds the
-    values; this function keeps nothing that it reads, so it needs little memory. It works for any content, including
-    directories that were written in ``Folder.writing`` with a summary.
+    Use it after copying a checkpoint, or before deleting an older copy. ``load`` also verifies the files, but builds
+    the values as well; this function keeps nothing that it reads, so it needs little memory. It works for any content,
+    including directories that were written in ``Folder.writing`` with a summary.
 
     Args:
         path: The directory of the checkpoint.

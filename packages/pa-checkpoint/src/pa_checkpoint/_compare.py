@@ -40,16 +40,16 @@ a custom loop need your own patterns. ``python -m pa_checkpoint --any-processes`
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Describe the first entry in which two checkpoints differ.
+    """The first entry in which two checkpoints differ.
 
-    ``compare`` returns it; you need not make it yourself. ``print(difference)`` shows both attributes in a line. To
+    ``compare`` returns it; you need not make it yourself. ``print(difference)`` shows both attributes on one line. To
     compare the remaining entries, call ``compare`` again with ``ignore=difference.entry``.
 
     Attributes:
-        entry: The path of the entry: the name under which it was passed to ``save``, and the keys and indices below,
-            for example ``"optimizer.param_groups.0.lr"``.
+        entry: The path of the entry: the name under which it was passed to ``save``, and the keys and indices below
+            that, for example ``"optimizer.param_groups.0.lr"``.
         found: A text with the two values or, for a tensor, how many elements differ and the largest absolute
-            difference. If a checkpoint lacks the entry, the text says ``nothing`` for the value.
+            difference. If a checkpoint lacks the entry, the text says ``nothing`` instead of a value.
 
     Example:
         >>> import tempfile
@@ -75,17 +75,18 @@ class Difference:
 def compare(first: str | Path, second: str | Path, ignore: str | Iterable[str] = ()) -> Difference | None:
     """Return the first entry in which two checkpoints differ, or None if they are equal.
 
-    Use it to check that a run is reproducible, or that a resumed run gives the same result as a run without a break. To
-    check a single checkpoint for damage, use ``verify``. Every bit counts: -0.0 differs from 0.0, and a NaN only equals
-    the same NaN. The order of dictionary keys and the summaries are not compared. ``python -m pa_checkpoint FIRST
-    SECOND`` does the same on the command line. It ignores the entries in ``CLOCK`` unless ``--clock`` is passed.
+    Use it to check that a run is reproducible, or that a resumed run gives the same result as an uninterrupted run. To
+    check a single checkpoint for damage, use ``verify``. Every bit counts: -0.0 differs from 0.0, and a NaN equals only
+    a bit-for-bit identical NaN. The order of dictionary keys and the summaries are not compared. ``python -m
+    pa_checkpoint FIRST SECOND`` does the same on the command line. It ignores the entries in ``CLOCK`` unless
+    ``--clock`` is passed.
 
     Args:
         first: The directory of a checkpoint, or a folder of checkpoints, which stands for its newest readable
             checkpoint.
         second: The directory or folder to compare with.
-        ignore: A pattern, or several, of the entries that may differ, for example ``"run.seed"``. The path of an entry
-            is the name under which it was passed to ``save``, and the keys and indices below, joined by dots. The
+        ignore: One or more patterns for the entries that may differ, for example ``"run.seed"``. The path of an entry
+            is the name under which it was passed to ``save``, and the keys and indices below that, joined by dots. The
             entries below a matching path are ignored, too. ``*`` in a pattern matches any text, dots included. For
             training states of ``pa_core``, pass ``CLOCK`` or ``ANY_PROCESSES``. By default nothing is ignored.
 

@@ -49,9 +49,9 @@ class Encoded(NamedTuple):
     """A value in two parts: a document for a JSON file, and the tensors that the document mentions by name.
 
     Attributes:
-        document: The document. It shares no object with the value, so later changes do not reach it.
+        document: The document. It shares no object with the value, so later changes to the value do not affect it.
         tensors: The tensors, detached and not copied. A name is the path to the first place where the tensor was found.
-        pieces: The pieces of this process, of tensors that are sharded over processes, by such names.
+        pieces: The pieces of sharded tensors that this process holds, by names of the same form.
 
     Example:
         >>> encoded = encode({"weight": torch.ones(2), "step": (3, 0.5)}, "model")
@@ -74,7 +74,7 @@ class Encoded(NamedTuple):
         return {**self.tensors, **self.pieces_written_here()}
 
     def without_tensors(self) -> Encoded:
-        """Return a copy without tensors, as each process but rank 0 needs it: those processes write only pieces."""
+        """Return a copy without tensors, for the processes other than rank 0, which write only pieces."""
         return Encoded(self.document, {}, self.pieces)
 
     def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
@@ -90,16 +90,16 @@ class Encoded(NamedTuple):
 def encode(value: object, where: str) -> Encoded:
     """Split a value into a JSON document and tensors, from which ``decode`` restores it exactly.
 
-    Allowed are None, booleans, numbers, strings, bytes, sizes, dtypes and devices of torch, tensors and parameters,
-    arrays and numbers of NumPy, and lists, tuples, sets and dictionaries (including ``OrderedDict`` and ``Counter``) of
-    all these. A tensor keeps its values, dtype, shape and strides; a parameter, and a tensor that requires a gradient,
+    Allowed are None, booleans, numbers, strings, bytes, torch sizes, dtypes and devices, tensors and parameters, NumPy
+    arrays and numbers, and lists, tuples, sets and dictionaries (including ``OrderedDict`` and ``Counter``) of all
+    these. A tensor keeps its values, dtype, shape and strides; a parameter, and a tensor that requires a gradient,
     become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and restored as
-    a single tensor. A number of NumPy becomes a number of Python. Elements that share memory, as after ``expand``, are
-    stored separately.
+    a single tensor. A NumPy number becomes a Python number. Elements that share memory, as after ``expand``, are stored
+    separately.
 
     Of a sharded tensor, this process contributes its piece, and the document says which process has which piece. All
-    processes must then encode the same values in the same order; none waits for another. A ``DTensor`` that each
-    process holds completely is stored as a plain tensor.
+    processes must then encode the same values in the same order, but no process waits for another. A ``DTensor`` that
+    each process holds completely is stored as a plain tensor.
 
     Args:
         value: The value.
@@ -415,7 +415,7 @@ class _Decoder:
         return [item if type(item) in _WITHOUT_PARTS else self.decode(item) for item in items]
 
     def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor | StoredTensor:
-        """Return the tensor of a name, the same object for each mention."""
+        """Return the tensor with a name, which is the same object each time."""
         if name not in self._built:
             tensor = self._tensors[name]
             if document.get("complex"):
@@ -427,7 +427,7 @@ class _Decoder:
         return self._built[name]
 
     def _sharded(self, name: str, document: Mapping[str, Any]) -> StoredTensor:
-        """Return the tensor of a name, whose values stay in the files; the same object for each mention."""
+        """Return the tensor with a name, which is the same object each time; its values stay in the files."""
         if name not in self._stored:
             dtype = DTYPES[document["dtype"]]
             pieces: list[StoredPiece] = []

@@ -23,7 +23,7 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
 
 
 class ExplainedError(Exception):
-    """Describe a problem together with the given value, the expected value and the action to take.
+    """An error that states the problem, the given value, the expected value and the action to take.
 
     No function raises this class itself. It is the base of ``CheckpointError`` and of all other errors of this package,
     and your own errors may derive from it: the message then has the same form. It derives from ``Exception`` alone, so
@@ -79,15 +79,15 @@ class ExplainedError(Exception):
 
 
 class CheckpointError(ExplainedError, RuntimeError):
-    r"""Report that a checkpoint cannot be written, read, listed or removed.
+    r"""A checkpoint cannot be written, read, listed or removed.
 
     Nearly all functions and methods of this package raise it, for example ``save``, ``load``, ``verify``,
     ``Writer.save``, ``Writer.wait``, ``Folder.keep`` and ``RemoteFolder.upload``. Typical causes are a full disk, a
     value that cannot be stored, a damaged file, and an object store that cannot be reached. Catch it to continue
     training although a save has failed, or to try an older checkpoint.
 
-    It derives from ``RuntimeError``, so ``except RuntimeError`` catches it, and ``except ValueError`` and ``except
-    OSError`` do not. The subclass ``CheckpointNotFoundError`` is an ``OSError``, too.
+    It derives from ``RuntimeError``, so ``except RuntimeError`` catches it, but ``except ValueError`` and ``except
+    OSError`` do not. The subclass ``CheckpointNotFoundError`` is also an ``OSError``.
 
     You may also raise it yourself: ``Folder.newest_readable`` tries the next older checkpoint when your function raises
     it.
@@ -121,14 +121,14 @@ class CheckpointError(ExplainedError, RuntimeError):
 
 
 class FolderInUseError(CheckpointError):
-    """Report that another process, which is still alive, saves its checkpoints to the same folder.
+    """Another process, which is still alive, saves its checkpoints to the same folder.
 
     ``FolderLock(folder)`` raises it after a wait of three seconds. The message names the other process, its machine and
-    the time at which it has locked the folder. Wait for that process, end it, or choose another folder; do not delete
-    the lock file while the process runs.
+    the time at which it locked the folder. Wait for that process, end it, or choose another folder; do not delete the
+    lock file while the process runs.
 
-    It is a ``CheckpointError``, and so a ``RuntimeError``; ``except ValueError`` and ``except OSError`` do not catch
-    it.
+    It is a ``CheckpointError``, and therefore a ``RuntimeError``; ``except ValueError`` and ``except OSError`` do not
+    catch it.
 
     Args:
         problem: A sentence that names the problem.
@@ -158,16 +158,17 @@ class FolderInUseError(CheckpointError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """Report that there is no checkpoint at a path or in an object store.
+    """There is no checkpoint at a path or in an object store.
 
-    ``load``, ``verify`` and ``RemoteFolder.upload`` raise it if there is no directory at the path, ``compare`` also for
-    a folder without a readable checkpoint, and the methods of ``RemoteFolder`` for a checkpoint that the store does not
-    have or that was removed during the request. Catch it to begin a new run where a run might be resumed. A directory
-    without a manifest is a damaged checkpoint, for which ``load`` raises a plain ``CheckpointError``.
+    ``load``, ``verify`` and ``RemoteFolder.upload`` raise it if there is no directory at the path. ``compare`` also
+    raises it for a folder without a readable checkpoint. The methods of ``RemoteFolder`` raise it for a checkpoint that
+    the store does not have, or that was removed during the request. Catch it to begin a new run if there is none to
+    resume. A directory without a manifest is a damaged checkpoint, for which ``load`` raises a plain
+    ``CheckpointError``.
 
     It is a ``CheckpointError`` and a ``FileNotFoundError``, so ``except RuntimeError``, ``except FileNotFoundError``
     and ``except OSError`` catch it; ``except ValueError`` does not. ``errno`` is ``errno.ENOENT``, ``strerror`` is the
-    problem, and ``filename`` is None: the path is in ``given``.
+    problem, and ``filename`` is None because the path is in ``given``.
 
     Args:
         problem: A sentence that names the problem.
@@ -177,7 +178,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
     Attributes:
         problem: The sentence that names the problem.
-        given: The path or URL, in a text.
+        given: A text that contains the path or URL.
         expected: The description of a correct value, or an empty text.
         do: The action that solves the problem, or an empty text.
 
@@ -223,7 +224,7 @@ def damage(path: Path, found: str, expected: str = "the written content") -> Che
 
 
 def written_out(value: object, write: Callable[[object], str] = repr) -> str:
-    """Return the ``repr`` of any value, or its type if Python does not write it out.
+    """Return the ``repr`` of any value, or its type if Python cannot write it out.
 
     Args:
         value: The value. It may be, or contain, an integer of thousands of digits.

@@ -23,7 +23,7 @@ _URL: Final = re.compile(r"[A-Za-z][\w+.-]+:/")
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a reader or a crash never finds half of it.
+    """Write a file so that readers never see half of it, even after a crash.
 
     Use it for any file that must survive an interrupt, for example a results file that is replaced after each epoch.
     For a checkpoint with a model and an optimizer, ``save`` is simpler, and for a directory, use ``Folder.writing``.
@@ -137,10 +137,10 @@ class Hash(Protocol):
 def new_hash(like: str = "") -> Hash:
     """Return a hash object for the content of a file.
 
-    It is XXH3 with 128 bits, which protects from damage and not from an attacker, and is as fast as memory.
+    It is XXH3 with 128 bits, which detects damage but not attacks, and is as fast as memory.
 
     Args:
-        like: A digest that it will be compared with. Earlier versions of the format have digests of SHA-256.
+        like: A digest that it will be compared with. Earlier versions of the format have SHA-256 digests.
     """
     if len(like) == _SHA256_DIGITS:
         return hashlib.sha256()
@@ -180,7 +180,7 @@ class DigestingWriter:
                 self._write_back(self._file.fileno())
 
     def _write_back(self, descriptor: int) -> None:
-        """Start to write cached content to the disk without waiting, so that little is left at the end."""
+        """Start writing cached content to the disk without waiting, so that little is left at the end."""
         size = self.size - self._written_back
         if size >= _WRITE_BACK and sys.platform == "linux":
             os.posix_fadvise(descriptor, self._written_back, size, os.POSIX_FADV_DONTNEED)
@@ -192,7 +192,7 @@ def digest_of(path: Path, like: str = "") -> str:
 
     Args:
         path: The file.
-        like: A digest that it will be compared with, which decides the kind.
+        like: A digest that it will be compared with, which determines the kind of hash.
     """
     with path.open("rb") as file:
         reader = DigestingReader(file, new_hash(like))
@@ -219,7 +219,7 @@ class DigestingReader:
         return "" if self._hash is None else self._hash.hexdigest()
 
     def read(self, size: int = -1) -> bytes:
-        """Read so many bytes, or fewer at the end of the file; without a size, read the rest."""
+        """Read this number of bytes, or fewer at the end of the file; without a size, read the rest."""
         content = self.file.read(size)
         if self._hash is not None:
             self._hash.update(content)
@@ -239,7 +239,7 @@ class DigestingReader:
         return filled
 
     def skip(self, size: int | None = None) -> None:
-        """Hash so many bytes, or the rest of the file, and keep nothing; without a hash object, skip them."""
+        """Hash this number of bytes, or the rest of the file, and keep nothing; without a hash object, skip them."""
         left = os.fstat(self.file.fileno()).st_size - self.file.tell() if size is None else size
         if self._hash is None:
             self.file.seek(left, os.SEEK_CUR)
@@ -310,7 +310,7 @@ def is_plain_name(name: str) -> bool:
 
 
 class Found(NamedTuple):
-    """The present path of a directory, and numbers that change when it is replaced; zeros if there is none."""
+    """The current path of a directory, and numbers that change when it is replaced; zeros if there is none."""
 
     path: Path
     inode: int
@@ -390,7 +390,7 @@ def used(folder: Path) -> Generator[None]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Return whether certainly no process writes to a folder, on any machine that sees it."""
+    """Return whether it is certain that no process writes to a folder, on any machine that sees it."""
     try:
         os.close(_locked(folder))
     except OSError:
@@ -423,7 +423,7 @@ _ResultT = TypeVar("_ResultT")
 def with_enough_stack(read: Callable[[], _ResultT], path: Path) -> _ResultT:
     """Call a function that reads a file, in a new thread if the stack of the caller is too deep.
 
-    This way an intact file is never reported as damaged because of the place of the call.
+    So an intact file is never reported as damaged just because the caller's stack is deep.
 
     Args:
         read: A function that reads a file, and changes nothing.
@@ -431,7 +431,7 @@ def with_enough_stack(read: Callable[[], _ResultT], path: Path) -> _ResultT:
 
     Raises:
         CheckpointError: The content of the file is nested more deeply than any stack.
-        RecursionError: There is not even room to start a thread.
+        RecursionError: There is not even enough stack left to start a thread.
     """
     try:
         return read()

@@ -60,14 +60,15 @@ SECONDS_TO_DIE = 3.0
 
 
 class FolderLock:
-    """Lock a folder, so that no other process saves its checkpoints there.
+    """A lock on a folder, which keeps other processes from saving checkpoints there.
 
-    Use it in a script that a scheduler may start twice: two runs in a folder would delete each other's checkpoints. The
-    operating system holds the lock, and releases it when the process ends, even after a kill. On a file system without
-    locks, a file serves as the lock, with a warning; a killed process leaves this file behind, and you must delete it.
+    Use it in a script that a scheduler may start twice: two runs in one folder would delete each other's checkpoints.
+    The operating system holds the lock, and releases it when the process ends, even if the process is killed. On a file
+    system without locks, a file serves as the lock, and a warning is given; a killed process leaves this file behind,
+    so you must delete it.
 
-    The lock begins when the object is created. Use a ``with`` statement, which releases the lock at the end of the
-    block, or call ``release``. In a run of several processes, create the object on rank 0 only. Pass it as
+    The folder is locked as soon as the object is created. Use a ``with`` statement, which releases the lock at the end
+    of the block, or call ``release``. In a run of several processes, create the object on rank 0 only. Pass it as
     ``Writer.save(..., lock=lock)``, or call ``check`` before each ``save``. Only processes that create a ``FolderLock``
     respect the lock; reading needs none.
 
@@ -272,14 +273,14 @@ _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Name a checkpoint that was skipped in a search for the newest readable checkpoint, and the reason.
+    """A checkpoint that was skipped in a search for the newest readable checkpoint, and the reason.
 
     ``Folder.newest_readable`` and ``RemoteFolder.fetch`` return a list of them; you need not make it yourself. Print
     the list when a run resumes from an older checkpoint than its user expects.
 
     Attributes:
         path: The directory of the checkpoint. ``RemoteFolder.fetch`` gives its name alone, without a folder.
-        reason: The problem of the checkpoint, as a text in a line.
+        reason: The problem with the checkpoint, as a text on one line.
 
     Example:
         >>> import tempfile
@@ -299,7 +300,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """Describe a checkpoint in a folder without reading its tensors.
+    """The description of a checkpoint in a folder, made without reading its tensors.
 
     ``Folder.records`` and ``CheckpointInfo.at`` return it, and ``Folder.keep`` returns the removed checkpoints; you
     need not make it yourself. Use it to list checkpoints, or to choose one to pass to ``load``. ``run``, ``update``,
@@ -313,7 +314,7 @@ class CheckpointInfo:
         epoch: The epoch in which it was saved; 0 if the summary has no ``"epoch"``.
         complete: Whether the run had finished; False if the summary has no ``"complete"``.
         problem: The problem that a check of the manifest (the list of the files) and of the file sizes has found, as a
-            text in a line, or None. File contents are not read; ``verify`` compares them.
+            text on one line, or None. File contents are not read; ``verify`` compares them.
         digest: The SHA-256 digest of the manifest, in hexadecimal; empty if the manifest is damaged.
         is_sharded: Whether several processes have saved it in pieces.
 
@@ -345,7 +346,7 @@ class CheckpointInfo:
         ``Folder.records`` describes all checkpoints of a folder.
 
         Args:
-            path: The directory. The checkpoint may be damaged: then ``problem`` says how.
+            path: The directory. If the checkpoint is damaged, ``problem`` describes the damage.
 
         Returns:
             The description, or None if there is no directory with a manifest at the path.
@@ -362,15 +363,15 @@ class CheckpointInfo:
 
 
 class Folder:
-    """Manage a folder of checkpoints: list them, read the newest, and remove old checkpoints.
+    """A folder of checkpoints, with methods that list checkpoints, read the newest and remove old checkpoints.
 
-    Use it to resume from the newest checkpoint, and to limit the used disk space. Each checkpoint is a directory in the
-    folder, which ``save`` or a ``Writer`` has written. Checkpoints are ordered by a sequence number in their summary,
-    which ``save`` counts up, so the newest checkpoint is known even if clocks differ or files were copied. For an
-    object store such as S3, use ``RemoteFolder``.
+    Use it to resume from the newest checkpoint, and to limit the disk space that a run uses. Each checkpoint is a
+    directory in the folder that ``save`` or a ``Writer`` has written. Checkpoints are ordered by a sequence number in
+    their summary, which ``save`` increments, so the newest checkpoint is known even if clocks differ or files were
+    copied. For an object store such as S3, use ``RemoteFolder``.
 
     On several processes, call the methods that remove or write on rank 0 only. The object holds nothing except the
-    path, so you may make it as often as you like.
+    path, so you may create several objects for the same folder.
 
     Args:
         path: The folder. It need not exist before the first checkpoint is saved.
@@ -437,16 +438,17 @@ class Folder:
         You call it after each save, on rank 0. A checkpoint disappears in a single step, so a reader never finds half
         of it. Damaged checkpoints do not count, and those older than all kept checkpoints are removed as well; as long
         as no checkpoint is valid, nothing is removed. Symbolic links are neither counted nor removed. If a ``Writer``
-        of this process is saving a checkpoint to the folder, that checkpoint counts as soon as it is complete: the
-        thread that writes it removes the next checkpoint. To delete a single checkpoint by its name, use ``remove``.
+        of this process is saving a checkpoint to the folder, that checkpoint counts as soon as it is complete; the
+        thread that writes it then removes one more old checkpoint. To delete a single checkpoint by its name, use
+        ``remove``.
 
         Args:
             newest: How many valid checkpoints to keep, at least 1.
-            run: The run whose checkpoints are removed, as in ``"run"`` of their summaries, or a function that returns
-                whether a ``CheckpointInfo`` belongs to it. Checkpoints of other runs stay. The default, an empty text,
-                stands for checkpoints without a run.
-            needed: Directories of checkpoints that must stay for now, for example because they are being uploaded, as
-                they are in ``CheckpointInfo.path``. The default is none.
+            run: The run whose checkpoints are removed, as in the ``"run"`` entry of their summaries, or a function that
+                returns whether a ``CheckpointInfo`` belongs to it. Checkpoints of other runs stay. The default, an
+                empty text, stands for checkpoints without a run.
+            needed: Directories of checkpoints that must stay for now, for example because they are being uploaded, in
+                the form of ``CheckpointInfo.path``. By default there are none.
 
         Returns:
             The removed checkpoints, oldest first.
@@ -589,7 +591,7 @@ class Folder:
         return 1 + max((record.sequence for record in self.records()), default=0)
 
     def path_for(self, name: str, run: str) -> Path:
-        """Return a path for a checkpoint of a run where it replaces nothing of other runs.
+        """Return a path at which a checkpoint of a run does not replace anything that belongs to other runs.
 
         You call it before ``save`` if several runs save to the same folder. Nothing is created.
 
@@ -628,10 +630,10 @@ class Folder:
         If the folder is missing, the call has no effect.
 
         Args:
-            run: The run that saves to the folder, as in ``"run"`` of the summaries, with no save in progress. Old
-                checkpoints of this run that were replaced and not yet deleted are removed, too. The default, None,
-                means that no run saves to the folder at the moment, so the replaced checkpoints of all runs are
-                removed.
+            run: The run that saves to the folder, as in the ``"run"`` entry of the summaries. It must have no save in
+                progress. Old checkpoints of this run that were replaced and not yet deleted are removed, too. The
+                default, None, means that no run saves to the folder at the moment, so the replaced checkpoints of all
+                runs are removed.
 
         Raises:
             CheckpointError: A directory cannot be removed. All others are removed.
@@ -653,7 +655,7 @@ class Folder:
 
     @contextmanager
     def writing(self, name: str, run: str = "", summary: Mapping[str, JsonScalar] | None = None) -> Generator[Path]:
-        """Create a directory of any content in the folder, which appears completely or not at all.
+        """Create a directory with any content in the folder; it appears completely or not at all.
 
         You use it in a ``with`` statement for an exported model, a tokenizer or plots that belong to a checkpoint. For
         the state of a training run, use ``save``; for a single file, use ``atomic_write``. An error within the block,
@@ -666,7 +668,7 @@ class Folder:
             summary: Plain values that can be read without the content, for example ``{"update": 480}``. If a summary is
                 passed, even an empty dictionary, the files are flushed to the disk and listed with their digests, and
                 the directory counts as a checkpoint for ``records``, ``newest_readable``, ``keep`` and ``verify``. It
-                then may contain files alone, not folders, and ``load`` cannot read it. The default, None, makes a plain
+                may then contain only files, not folders, and ``load`` cannot read it. The default, None, makes a plain
                 directory, which these methods ignore.
 
         Yields:
@@ -700,7 +702,7 @@ class Folder:
         """Delete a checkpoint, or any directory in the folder, so that no reader finds half of it.
 
         You call it to delete a directory by its name; ``keep`` chooses old checkpoints of a run by itself. The
-        directory disappears in a single step under its name, and then its files are deleted.
+        directory first loses its name in a single step, and then its files are deleted.
 
         Args:
             name: The name of the directory in the folder, for example ``"step_100"``.
@@ -801,7 +803,7 @@ def _record(path: Path) -> CheckpointInfo:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the problem of a checkpoint in a line."""
+    """Return the problem with a checkpoint on one line."""
     if not isinstance(error, CheckpointError):
         return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"

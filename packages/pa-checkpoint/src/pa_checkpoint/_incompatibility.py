@@ -1,6 +1,6 @@
 """Finds the reason why a saved state would not fit an object, before it is loaded.
 
-Optimizers and schedulers of torch accept nearly any state, and fail in the next step. A module loads the matching
+Torch optimizers and schedulers accept nearly any state, and then fail in the next step. A module loads the matching
 weights before it raises an error about the others.
 """
 
@@ -71,19 +71,20 @@ def incompatibility(
 ) -> str | None:
     """Return the reason why a state does not fit an object, or None.
 
-    You call it before ``load_state_dict``, which for optimizers and schedulers of torch accepts nearly any state and
-    then fails in the next step. Nothing is changed. For a module, it compares the names, shapes and kinds of the
-    weights. For an optimizer of torch, it compares the entries of each parameter with the entries that a first step
-    would create. For a scheduler of torch, it compares the entries with its own. For any other object it returns None.
+    You call it before ``load_state_dict``, because torch optimizers and schedulers accept nearly any state and then
+    fail in the next step. Nothing is changed. For a module, it compares the names, shapes and kinds of the weights. For
+    a torch optimizer, it compares the entries of each parameter with the entries that a first step would create. For a
+    torch scheduler, it compares the entries of the state with the scheduler's own entries. For any other object, it
+    returns None.
 
     Args:
         target: A module without wrappers such as ``DistributedDataParallel``, an optimizer, a scheduler, or any other
             object.
         state: The result of ``state_dict`` of a similar object. Tensors may be in memory, or on disk as
             ``StoredTensor``.
-        source: A word for the origin of the weights of a module, which the reason mentions. The default is "state";
-            pass for example "file".
-        left_out: The names of weights of a module that are not compared. The default is none.
+        source: A word for the source of a module's weights, which appears in the reason. The default is "state"; you
+            may pass "file", for example.
+        left_out: The names of a module's weights that are not compared. By default, all are compared.
         groups: The parameters of each group of the optimizer, if the state has groups that the optimizer lacks. The
             default, None, compares with the groups of the optimizer.
 
@@ -121,7 +122,7 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     Args:
         model: The model without wrappers.
         weights: The saved state dict.
-        source: A word for the origin of the saved weights.
+        source: A word for the source of the saved weights.
     """
     own = model.state_dict()
     differences = {name: f"missing: {name}" for name in own if name not in weights}
@@ -142,7 +143,7 @@ _SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
 
 
 def _list(differences: Sequence[str]) -> str | None:
-    """Return some differences in a line, or None."""
+    """Return some differences on one line, or None."""
     hidden = len(differences) - _SHOWN_DIFFERENCES
     return "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "") or None
 

@@ -38,7 +38,7 @@ _KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": 
 
 
 class FileEntry(NamedTuple):
-    """The size of a file in bytes, and its digest in hexadecimal: of XXH3, or of SHA-256 up to version 2."""
+    """The size of a file in bytes, and its hexadecimal digest: XXH3, or SHA-256 up to version 2 of the format."""
 
     bytes: int
     digest: str
@@ -90,14 +90,14 @@ def _fits(name: str, value: object) -> bool:
 def manifest_text(
     summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int = LAST_VERSION
 ) -> bytes:
-    """Return the content of a manifest, which ends with its digest; for the digest, zeros take the place of the digest.
+    """Return the content of a manifest, which ends with its digest, computed with zeros in place of the digest.
 
-    Zeros elsewhere, for example an unknown commit in the summary, stay.
+    Zeros elsewhere, for example an unknown commit in the summary, are kept.
 
     Args:
         summary: The plain values that the writer has passed.
         files: The other files by name.
-        version: The version of the format; in an earlier one than the last, the digests are of SHA-256.
+        version: The version of the format; in versions before the newest, the digests are SHA-256.
     """
     kind, _ = _kind_of_digest(version)
     content = {
@@ -258,7 +258,7 @@ class UnchangedTensors:
         self._update: object = None
 
     def note(self, tensors: Mapping[str, Tensor]) -> None:
-        """Record the present values of tensors.
+        """Record the current values of tensors.
 
         Args:
             tensors: The tensors of a checkpoint, by names that begin with the name of the part.
@@ -267,11 +267,11 @@ class UnchangedTensors:
         self._update = None
 
     def find(self, tensors: Mapping[str, Tensor], update: object = None) -> frozenset[str]:
-        """Return the names of the tensors that belong into files to be linked, and record the present values of all.
+        """Return the names of the tensors that belong in files to be linked, and record the current values.
 
         Args:
             tensors: The tensors of a checkpoint, by names that begin with the name of the part.
-            update: The update of the checkpoint. In a second checkpoint of the same update no tensor joins.
+            update: The update of the checkpoint. A second checkpoint of the same update adds no tensors.
         """
         before, is_of_same_update = self._noted, update is not None and update == self._update
         self.note(tensors)

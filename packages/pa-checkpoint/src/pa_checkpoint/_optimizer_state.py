@@ -78,7 +78,7 @@ def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> Non
 def _split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """Return a state whose tensors are sharded like the parameters of the optimizer.
 
-    They may have been saved in different pieces, or whole. The state of a plain parameter is whole.
+    The saved tensors may be whole or in different pieces. The state of a plain parameter is whole.
     """
     entries, numbers = state.get("state"), _numbers(state.get("param_groups"))
     parameters = _parameters_of(optimizer)
@@ -120,7 +120,7 @@ def _split_entries(parameter: Tensor | None, entries: object) -> Any:
 
 
 def _is_split_with(value: object, parameter: Tensor) -> TypeGuard[Tensor | StoredTensor]:
-    """Return whether an optimizer shards a value like its parameter. A number of steps is whole."""
+    """Return whether an optimizer shards a value like its parameter; a step count is not sharded."""
     if not is_sharded(parameter) or not isinstance(value, Tensor | StoredTensor):
         return False
     return value.shape == parameter.shape or (len(value.shape) > 1 and len(value.shape) == parameter.dim())

@@ -27,13 +27,14 @@ _MAX_DEPTH = 100  # pickle goes down recursively, and Python's stack ends somewh
 def ensure_plain(obj: object, where: str) -> None:
     """Raise an error for a value that ``torch.save`` writes but ``torch.load(weights_only=True)`` does not read.
 
-    You call it before a long run that saves your users' objects with ``torch.save``. The error then comes at the start,
-    and names the entry, instead of at the end, when the file is needed. For values that you pass to
+    You call it before a long run that saves your users' objects with ``torch.save``. The error is then raised at the
+    start of the run and names the entry, instead of at the end, when you need the file. For values that you pass to
     ``pa_checkpoint.save``, use ``Writer.check``, which also allows NumPy arrays.
 
-    Allowed are tensors and parameters, None, booleans, numbers, strings, bytes, sizes, dtypes, devices and layouts of
-    torch, dictionaries (including ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and types that
-    were passed to ``torch.serialization.add_safe_globals``. Empty bytes and subclasses of these types are not allowed.
+    Allowed are tensors and parameters, None, booleans, numbers, strings, bytes, torch sizes, dtypes, devices and
+    layouts, dictionaries (including ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and types
+    that were passed to ``torch.serialization.add_safe_globals``. Empty bytes and subclasses of these types are not
+    allowed.
 
     Args:
         obj: The value that ``torch.save`` will write. It is not changed.

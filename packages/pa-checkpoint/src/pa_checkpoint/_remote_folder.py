@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ObjectStoreError(CheckpointError):
-    """Report that an operation on an object store has failed, even after retries.
+    """An operation on an object store has failed, even after retries.
 
     Example:
         >>> issubclass(ObjectStoreError, CheckpointError)
@@ -65,8 +65,8 @@ class _FileSystem(Protocol):
 class ObjectStore:
     """A folder in an object store, whose objects have names that are paths within the folder.
 
-    A failed operation is repeated after a pause, unless a retry cannot help. After sending an object, its size in the
-    store is compared; an object that is missing or incomplete is sent again.
+    A failed operation is repeated after a pause, unless a retry cannot help. After an object is sent, its size in the
+    store is checked; if the object is missing or incomplete, it is sent again.
 
     Args:
         url: The URL, of any kind that fsspec supports.
@@ -293,7 +293,7 @@ SECONDS_TO_SETTLE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteCheckpoint:
-    """Describe a checkpoint in an object store, according to its name.
+    """A checkpoint in an object store, as its name describes it.
 
     ``RemoteFolder.states``, ``upload`` and ``keep`` return it, and ``digest`` and ``download`` take it; you need not
     make it yourself.
@@ -327,11 +327,11 @@ class RemoteCheckpoint:
 
 
 class RemoteFolder:
-    """Manage checkpoints in an object store such as S3 or GCS: upload, list, remove and fetch them.
+    """A folder of checkpoints in an object store such as S3, with methods to upload, list, remove and fetch them.
 
     Use it to keep checkpoints on machines whose disks disappear, for example spot instances. A checkpoint is first
     saved to disk with ``save`` or a ``Writer``, then sent with ``upload``. On a new machine, ``fetch`` downloads the
-    newest. For a folder on a disk, a shared disk included, use ``Folder``.
+    newest. For a folder on a local or shared disk, use ``Folder``.
 
     Files that are in the store already, for example a frozen model, are not sent again. The manifest, which is the list
     of the files, is sent last, so a killed upload leaves nothing that looks like a checkpoint. A failed operation is
@@ -339,8 +339,8 @@ class RemoteFolder:
     processes, use the object on rank 0 only. All calls wait for the store; to send in the background, call ``upload``
     in ``on_saved`` of ``Writer.save``.
 
-    The store must support the URL through fsspec: install ``pa-checkpoint[fsspec]`` and the library of the store, for
-    example ``s3fs``. The credentials are those that this library finds.
+    fsspec must support the URL, so install ``pa-checkpoint[fsspec]`` and the library of the store, for example
+    ``s3fs``. The credentials are those that this library finds.
 
     Args:
         url: The folder, for example ``"s3://bucket/run-7"``. Any URL that fsspec supports is allowed. The bucket must
@@ -375,13 +375,13 @@ class RemoteFolder:
     def url(self) -> str:
         """The URL of the folder, a string as it was passed to the constructor, without a slash at the end.
 
-        It may contain a password; do not print it. ``explained`` writes messages without passwords. Example:
+        The URL may contain a password, so do not print it. ``explained`` makes messages without passwords. Example:
         ``"s3://bucket/run-7"``.
         """
         return self._store.url
 
     def explained(self, problem: str, place: object, error: Exception) -> CheckpointError:
-        """Return an error that says which operation has failed, without passwords of the URL.
+        """Return an error that says which operation has failed, without the passwords in the URL.
 
         You call it in an ``except`` block around your own operations on the store, for example in a background thread
         that logs its errors. The methods of this class raise explained errors by themselves.
@@ -500,7 +500,7 @@ class RemoteFolder:
 
         You call it in a run that begins with an empty disk, and pass the number as ``"sequence"`` of the summary to
         ``save``, so that its checkpoints come after the checkpoints in the store. A run that has called ``fetch`` has
-        the newest checkpoint on its disk, and needs no call.
+        the newest checkpoint on its disk, so it does not need this method.
 
         Returns:
             The number, at least 1.
@@ -519,7 +519,7 @@ class RemoteFolder:
         """Return the digest of a checkpoint in the store, which is the ``digest`` of the loaded ``Checkpoint``.
 
         You call it to find out whether a checkpoint on disk and a checkpoint in the store have the same content,
-        without a download of the files. Only the manifest, which is the list of the files with their digests, is read.
+        without downloading the files. Only the manifest, which is the list of the files with their digests, is read.
 
         Args:
             state: A checkpoint that ``states`` has listed or ``upload`` has returned.
@@ -547,8 +547,8 @@ class RemoteFolder:
     def check(self) -> None:
         """Check that objects can be written, read, listed and removed in the store.
 
-        You call it when a script starts, so that missing permissions are an error then, not at the first upload. It
-        writes a small object and removes it. It returns nothing.
+        You call it when a script starts, so that missing permissions cause an error then and not at the first upload.
+        The call writes a small object and removes it again.
 
         Raises:
             CheckpointError: An operation has failed, even after retries. The message names the cause, for example a
@@ -596,7 +596,8 @@ class RemoteFolder:
         leaves no checkpoint.
 
         With its first upload of a run, this object becomes the only sender of the run: older processes that still send
-        checkpoints of the run get an error. So a run that was started a second time cannot mix with the first.
+        checkpoints of the run get an error. So the checkpoints of a run that was started twice by mistake are not
+        mixed.
 
         Args:
             directory: The directory of a saved checkpoint. Its name becomes the name in the store.
@@ -642,7 +643,7 @@ class RemoteFolder:
         return cast("RemoteCheckpoint", _state(name))
 
     def _require_same(self, state: Path, found: Found, sent: str) -> None:
-        """Remove a sent object if a different checkpoint has taken the path in the meantime, which it may belong to."""
+        """Remove a sent object if another checkpoint, to which it may belong, has taken the path in the meantime."""
         if find(state) != found:
             self._store.remove(sent)
             raise CheckpointNotFoundError(
@@ -773,10 +774,10 @@ class RemoteFolder:
         """Download the newest complete checkpoint to a local folder, and return its path.
 
         You call it on rank 0 at the start of a script on a new machine, and pass the path to ``load``. Each file is
-        compared with its digest; a damaged checkpoint is skipped for the next older. Nothing is downloaded if the
-        folder already has the checkpoint. If the folder has a newer checkpoint of a run that the store knows, for
-        example because the process was killed before the upload, the path of that checkpoint is returned. To download a
-        checkpoint of your choice, use ``download``.
+        compared with its digest. A damaged checkpoint is skipped, and the next older checkpoint is tried. Nothing is
+        downloaded if the folder already has the checkpoint. If the folder has a newer checkpoint of a run that the
+        store knows, for example because the process was killed before the upload, the path of that checkpoint is
+        returned. To download a checkpoint of your choice, use ``download``.
 
         Args:
             into: The local folder, which is created if it is missing.

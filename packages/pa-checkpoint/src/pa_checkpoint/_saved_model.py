@@ -15,12 +15,13 @@ EXTRA_STATE = "_extra_state"
 
 
 class SavedModel(NamedTuple):
-    """Hold the weights of a model, and the values that its state dict leaves out.
+    """The weights of a model, and the values that its state dict leaves out.
 
     A state dict contains neither non-persistent buffers nor the ``requires_grad`` of the parameters, so a frozen layer
     would train after a resume. Use ``SavedModel.of(model)._asdict()`` as a part of a checkpoint, and
     ``SavedModel(**part).load_into(model, names)`` after loading it. If your model has neither frozen parameters nor
-    such buffers, ``model.state_dict()`` is enough. It is a named tuple; you rarely pass its fields yourself.
+    such buffers, ``model.state_dict()`` is enough. ``SavedModel`` is a named tuple; you rarely pass its fields
+    yourself.
 
     Attributes:
         weights: The state dict of the model. Its tensors share memory with the model, or are on the CPU after ``load``.
@@ -89,7 +90,7 @@ class SavedModel(NamedTuple):
         Raises:
             KeyError: A name is not among the saved weights.
             RuntimeError: The shape of a weight differs from the shape in the model.
-            CheckpointError: A file cannot be read any more.
+            CheckpointError: A file can no longer be read.
 
         Example:
             >>> from torch import nn

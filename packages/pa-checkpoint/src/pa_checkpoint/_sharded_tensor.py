@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class PieceSource(Protocol):
-    """The place of the values of a piece."""
+    """The place where the values of a piece are stored."""
 
     def read_into(self, target: Tensor, offsets: Sequence[int]) -> None:
         """Fill a tensor with the part of the piece that begins at the offsets and has the shape of the tensor.
 
         Raises:
-            CheckpointError: The values cannot be read any more.
+            CheckpointError: The values can no longer be read.
         """
         ...
 
@@ -62,11 +62,11 @@ class StoredPiece(NamedTuple):
 
 
 class StoredTensor:
-    """Represent a tensor of a checkpoint whose values stay on disk until they are read.
+    """A tensor of a checkpoint whose values stay on disk until they are read.
 
     ``load(path, lazy=True)`` returns it for each tensor of more than 16 KiB. Use it to load a model without a second
-    copy in memory, or if a model does not fit the memory of a process: each process then reads only its piece, even if
-    the tensor was saved whole or in different pieces, for example on a different number of processes. The checkpoint
+    copy in memory, or if a model does not fit in the memory of a process: each process then reads only its piece, even
+    if the tensor was saved whole or in different pieces, for example on a different number of processes. The checkpoint
     must stay on the disk until the values are read. If another checkpoint has replaced it, reading raises an error.
 
     You rarely call the constructor: ``load`` makes stored tensors from files, and ``StoredTensor.of`` makes one from a
@@ -118,7 +118,8 @@ class StoredTensor:
             tensor: A tensor in memory, or a stored tensor.
 
         Returns:
-            A stored tensor, which shares the memory of the tensor: a later change to the tensor changes it, too.
+            A stored tensor that shares the memory of the tensor, so a later change to the tensor also changes the
+            stored tensor.
 
         Example:
             >>> import torch
@@ -141,7 +142,7 @@ class StoredTensor:
         Args:
             value: A part of a checkpoint, or an entry in it, for example a state dict. Its dictionaries are changed in
                 place.
-            like: The present state of the object that will load the value, for example ``model.state_dict()``. Where it
+            like: The current state of the object that will load the value, for example ``model.state_dict()``. Where it
                 has a ``DTensor`` at the same keys and positions and with the same shape, the tensor of the value is
                 sharded in the same way, and this process reads only its piece. With the default, None, all tensors are
                 whole, on the CPU.
@@ -150,7 +151,7 @@ class StoredTensor:
             The value without stored tensors. A stored tensor that occurs twice is read once.
 
         Raises:
-            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
+            CheckpointError: A file can no longer be read, for example because the checkpoint was removed.
 
         Example:
             >>> import torch
@@ -189,7 +190,7 @@ class StoredTensor:
             A new tensor on the CPU with the saved shape and type.
 
         Raises:
-            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
+            CheckpointError: A file can no longer be read, for example because the checkpoint was removed.
 
         Example:
             >>> import torch
@@ -205,8 +206,8 @@ class StoredTensor:
         """Read the tensor sharded like a parameter, or whole on the device of a plain parameter.
 
         You call it to load optimizer state, whose tensors are split like their parameters. If you have the target
-        tensor already, use ``read_into``. A tensor of a different shape than the parameter, for example the sum of each
-        row, is split along the dimensions in which both have the same size.
+        tensor already, use ``read_into``. A tensor whose shape differs from the parameter's shape, for example a sum
+        for each row, is split along the dimensions in which both have the same size.
 
         Args:
             parameter: A parameter, whose values are not used. If it is a ``DTensor``, this process reads only its
@@ -216,7 +217,7 @@ class StoredTensor:
             A new tensor of the saved shape and type: a ``DTensor`` on the mesh of the parameter, or a plain tensor.
 
         Raises:
-            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
+            CheckpointError: A file can no longer be read, for example because the checkpoint was removed.
 
         Example:
             >>> import torch
@@ -239,8 +240,8 @@ class StoredTensor:
                 only its piece. The values are converted to its type.
 
         Raises:
-            ValueError: The tensor has another shape. It was not changed.
-            CheckpointError: A file cannot be read any more, for example because the checkpoint was removed.
+            ValueError: The tensor has a different shape. It is not changed then.
+            CheckpointError: A file can no longer be read, for example because the checkpoint was removed.
 
         Example:
             >>> import torch
@@ -304,7 +305,7 @@ class StoredTensor:
 
 
 class StridedTensor(StoredTensor):
-    """A stored tensor that had other strides than the usual when it was saved, and has them again when it is read.
+    """A stored tensor that had unusual strides when it was saved, and gets the same strides when it is read.
 
     Args:
         stored: The tensor.
@@ -521,7 +522,7 @@ def is_piece_file(name: str) -> bool:
 
 
 class PieceFile:
-    """A file of pieces, in which each piece has the name of its tensor, or of whole tensors.
+    """A file of whole tensors, or of pieces that are stored under the names of their tensors.
 
     It is opened for each read, since there may be more files than a process may have open.
 
@@ -616,7 +617,7 @@ class PieceFile:
         return self._header
 
     def _require_same(self, file: BufferedReader | FileIO) -> None:
-        """Raise an error if the file has been replaced since it was opened first, so that states are never mixed."""
+        """Raise an error if the file has been replaced since it was first opened, so that states are never mixed."""
         status = os.fstat(file.fileno())
         found = status.st_size, status.st_mtime_ns
         if self._seen not in (None, found):

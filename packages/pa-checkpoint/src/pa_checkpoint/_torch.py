@@ -70,7 +70,7 @@ def local_piece(tensor: Tensor) -> Tensor:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return a number that grows with each change in place that torch records. Without it, values would be compared."""
+    """Return a number that grows with each in-place change that torch records. Without it, values would be compared."""
     return cast("int", _private(tensor, "_version"))
 
 

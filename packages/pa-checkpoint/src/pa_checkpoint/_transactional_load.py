@@ -101,13 +101,13 @@ class _Stateful(Protocol):
 
 
 class TransactionalLoad:
-    """Load the states of several objects, and restore all of them if any of them raises an error.
+    """Loads the states of several objects, and restores all of them if any of them raises an error.
 
     Use it to resume a model, an optimizer and a scheduler together. Without it, a failed resume leaves a model with
-    loaded weights and an optimizer without its state, and a script that catches the error continues from this mixture.
-    Load all objects within a ``with`` block. If an error leaves the block, the objects get their previous states back;
-    otherwise they keep the loaded states. Until the block ends, the host memory holds a copy of the previous weights.
-    Use a new object for each block; the constructor has no arguments.
+    loaded weights and an optimizer without its state, and a script that catches the error continues with this mixture
+    of old and new state. Load all objects within a ``with`` block. If an error leaves the block, the objects get their
+    previous states back; otherwise they keep the loaded states. Until the block ends, the host memory holds a copy of
+    the previous weights. Use a new object for each block; the constructor has no arguments.
 
     On several processes, each process loads and restores its own objects, so exchange the outcome before you continue.
 
@@ -146,10 +146,10 @@ class TransactionalLoad:
     def load(self, target: _Stateful, state: Any, explain: Callable[[str], CheckpointError]) -> None:
         """Load the state of any object with ``state_dict`` and ``load_state_dict``.
 
-        You call it within the ``with`` block for a scheduler, a gradient scaler, a module or your own object. An
-        optimizer is passed to ``load_optimizer``. Modules are compared with the state first, since they load the
-        matching weights before they raise an error. Entries of a state that a scheduler of this version of torch does
-        not have are left out. Tensors are sharded like the present tensors of the object.
+        You call it within the ``with`` block for a scheduler, a gradient scaler, a module or your own object. For an
+        optimizer, call ``load_optimizer``. Modules are compared with the state first, since they load the matching
+        weights before they raise an error. Entries of a state that a scheduler of this version of torch does not have
+        are left out. Tensors are sharded like the current tensors of the object.
 
         Args:
             target: The object, which is changed.
@@ -195,10 +195,10 @@ class TransactionalLoad:
     ) -> None:
         """Load the state of an optimizer, without changing the precision of its tensors.
 
-        You call it within the ``with`` block. ``load_state_dict`` of torch casts the state to the precision of the
-        parameters. This method keeps the saved precision, reads tensors that are still on disk, and shards the state
-        like the parameters. It does not check that the shapes of the state fit the parameters; call ``incompatibility``
-        first.
+        You call it within the ``with`` block. The ``load_state_dict`` of torch optimizers casts the state to the
+        precision of the parameters. This method keeps the saved precision, reads tensors that are still on disk, and
+        shards the state like the parameters. It does not check that the shapes of the state fit the parameters; call
+        ``incompatibility`` first.
 
         Args:
             optimizer: The optimizer, which is changed.
@@ -255,7 +255,7 @@ class TransactionalLoad:
 
         You call it within the ``with`` block for pretrained weights, or for weights that another process layout has
         saved: each process passes the whole state dict and keeps its pieces. For a plain model whose state dict must
-        match, ``load`` gives better messages. Until the block ends, the host memory holds a copy of the present
+        match, ``load`` gives better messages. Until the block ends, the host memory holds a copy of the current
         weights.
 
         Args:
@@ -304,7 +304,7 @@ class TransactionalLoad:
                 a loaded checkpoint. Models without a saved state stay unchanged.
 
         Raises:
-            CheckpointError: A module raises an error for its extra state, or a file cannot be read any more.
+            CheckpointError: A module raises an error for its extra state, or a file can no longer be read.
 
         Example:
             >>> from torch import nn
@@ -335,8 +335,8 @@ class TransactionalLoad:
         """Copy the weights and the extra state of a model to the host, and restore them if an error leaves the block.
 
         You call it within the ``with`` block before you change a model in your own way, or before ``load_models``.
-        ``load`` and ``load_weights`` call it themselves. Of a sharded model, each process copies its pieces. The copy
-        takes as much host memory as the weights, until the block ends.
+        ``load`` and ``load_weights`` call it themselves. For a sharded model, each process copies its own pieces. The
+        copy takes as much host memory as the weights, until the block ends.
 
         Args:
             model: The model without wrappers such as ``DistributedDataParallel``.

@@ -28,7 +28,7 @@ from pa_distributed import RankMessages
 
 
 class BackgroundWriter:
-    """Runs a job at a time in a thread, and reports its failure once.
+    """Runs one job at a time in a thread, and reports each failure once.
 
     If a job is running when the interpreter ends, the interpreter waits for it. If the job then fails, its traceback is
     printed.
@@ -93,7 +93,7 @@ class BackgroundWriter:
 
 @contextmanager
 def _ctrl_c_held_back() -> Generator[None]:
-    """Delay Ctrl-C to the end of the block: within it, a thread could remain in an unknown state."""
+    """Delay Ctrl-C until the end of the block, since within the block it could leave a thread in an unknown state."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -116,8 +116,8 @@ class HostPool:
     """Buffers in host memory that hold a copy of tensors, and are used again for each copy.
 
     Allocating memory takes longer than copying, so it happens once. Large tensors on the CPU are copied by several
-    threads, since the training waits for the copy. Tensors on CUDA are copied to pinned memory, with a
-    single wait at the end. The next copy overwrites the previous: let its readers finish first, with
+    threads, since the training waits for the copy. Tensors on CUDA are copied to pinned memory, with a single wait at
+    the end. The next copy overwrites the previous copy, so first let the readers of that copy finish, with
     ``BackgroundWriter.wait``.
 
     Example:
@@ -135,8 +135,8 @@ class HostPool:
     def copy(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
         """Copy all tensors; tensors that share their memory share it in the copy, too.
 
-        Of sharded tensors, the pieces that this process writes are copied. When the call returns, the originals may
-        change.
+        Of sharded tensors, only the pieces that this process writes are copied. When the call returns, the originals
+        may change.
         """
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
             return self._copy(encoded, threads)
@@ -198,13 +198,13 @@ def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str,
     the folder is renamed in a single step. If anything fails, including a full disk, Ctrl-C or a kill, the previous
     checkpoint at the path stays. The call returns when the checkpoint is on the disk. Read it with ``load``.
 
-    If ``torch.distributed`` is initialised, every process must call this function with the same arguments: rank 0
+    If ``torch.distributed`` is initialized, every process must call this function with the same arguments: rank 0
     writes, each process writes its pieces of sharded tensors, and all of them return when the checkpoint is complete.
     The path must then be on a file system that all processes share.
 
     Args:
-        path: The directory: a free path, an empty folder, or a checkpoint, which is replaced. Missing folders above it
-            are created.
+        path: The directory. There may be nothing at this path, an empty folder, or a checkpoint, which is replaced.
+            Missing folders above it are created.
         parts: The values to save, by names that are Python identifiers of ASCII letters, for example ``{"model":
             model.state_dict(), "step": 100}``. Allowed are None, booleans, numbers, strings, bytes, tensors, NumPy
             arrays, and dictionaries, lists, tuples and sets of all these. Other objects raise an error: pass their
@@ -233,18 +233,19 @@ def save(path: str | Path, parts: Mapping[str, object], *, summary: Mapping[str,
 
 
 class Writer:
-    """Save the checkpoints of a run in the background, while training continues.
+    """Saves the checkpoints of a run in the background, while training continues.
 
-    Use one writer for all checkpoints of a run, instead of ``save`` for each, if a loop should not wait for the disk.
-    ``Writer.save`` copies the tensors to host memory, which is fast, and a thread writes them to the disk. The buffers
-    for the copies are used again, so the writer takes as much host memory as a checkpoint. Tensors that have not
-    changed since the previous checkpoint, for example a frozen model, are hard links to its files on file systems with
-    hard links, after their digests were compared.
+    If a loop should not wait for the disk, use one writer for all checkpoints of a run instead of calling ``save`` for
+    each. ``Writer.save`` copies the tensors to host memory, which is fast, and a thread writes them to the disk. The
+    buffers for the copies are used again, so the writer takes as much host memory as a checkpoint. Tensors that have
+    not changed since the previous checkpoint, for example a frozen model, are stored as hard links to its files, if the
+    file system supports hard links and the digests are equal.
 
-    A failed save in the background raises its error in the next call of ``save`` or ``wait``. If the interpreter ends
-    before, it waits for the thread, and prints the traceback of the error. Call ``wait`` at the end of a script.
+    If a save in the background fails, the next ``save`` or ``wait`` call raises its error. If the interpreter exits
+    before such a call, it waits for the thread and prints the traceback of the error. Call ``wait`` at the end of a
+    script.
 
-    If ``torch.distributed`` is initialised, every process needs a writer, and all processes must make the same calls in
+    If ``torch.distributed`` is initialized, every process needs a writer, and all processes must make the same calls in
     the same order. The constructor has no arguments.
 
     Example:
@@ -270,9 +271,9 @@ class Writer:
     def check(parts: Mapping[str, object]) -> None:
         """Raise an error if a value cannot be stored, without writing anything.
 
-        You call it before training with the values that you will save, so that an unsupported value is an error then,
-        and not at the first checkpoint. It needs no writer, copies no tensors, and does not check the names of the
-        values.
+        You call it before training with the values that you will save, so that an unsupported value causes an error
+        then, and not at the first checkpoint. It needs no writer, copies no tensors, and does not check the names of
+        the values.
 
         Args:
             parts: The values by name, in the form that ``save`` takes, for example ``{"model": model.state_dict()}``.
@@ -294,7 +295,7 @@ class Writer:
             encode(part, name)
 
     def note(self, parts: Mapping[str, object]) -> None:
-        """Record the tensors before training, so that the first checkpoint knows which of them have not changed.
+        """Record the tensors before training, so that the first save can detect which of them have not changed.
 
         The call is optional. You make it once, after the model is built and, when a run resumes, after loading. The
         writer then puts tensors that have not changed by the first ``save``, for example a frozen model, into a
@@ -336,11 +337,11 @@ class Writer:
 
         You call it in the training loop. The call first waits for the previous save of this writer, and returns when
         all tensors are copied to host memory, so the next update may change them. If ``torch.distributed`` is
-        initialised, all processes must make the call.
+        initialized, all processes must make the call.
 
         Args:
-            path: The directory: a free path, an empty folder, or a checkpoint, which is replaced. Missing folders above
-                it are created.
+            path: The directory. There may be nothing at this path, an empty folder, or a checkpoint, which is replaced.
+                Missing folders above it are created.
             parts: The values to save, by names that are Python identifiers, for example ``{"model": model.state_dict(),
                 "step": 100}``. Allowed are None, booleans, numbers, strings, bytes, tensors, NumPy arrays, and
                 dictionaries, lists, tuples and sets of all these.
@@ -353,14 +354,15 @@ class Writer:
             lock: The ``FolderLock`` of the folder, on rank 0. It is checked before the checkpoint is written, and after
                 a failure, which the loss of the lock may have caused. The default, None, checks nothing.
             on_saved: A function that is called with the path when the checkpoint is complete, for example to upload it.
-                It is called on rank 0, in the thread that writes, and its result is ignored. Its exception is raised
-                like a failed save. The default, None, calls nothing.
+                It is called on rank 0, in the thread that writes, and its result is ignored. If it raises an exception,
+                this exception is raised in the same way as the error of a failed save. The default, None, calls
+                nothing.
 
         Raises:
             CheckpointError: A value cannot be stored. This call raises it.
             CheckpointError: The path is in use by something else, the summary cannot be stored, the lock was lost, or
-                the disk is full. With ``blocking=True`` this call raises it, otherwise the next call of ``save`` or
-                ``wait``.
+                the disk is full. With ``blocking=True``, this call raises it; otherwise, the next ``save`` or ``wait``
+                call does.
 
         Example:
             >>> import tempfile, torch

@@ -1,8 +1,8 @@
-"""Capture, compare and load the states of models, optimizers and schedulers: all of them or none.
+"""Captures, compares and loads the states of models, optimizers and schedulers: all of them or none.
 
-PyTorch accepts the state of a different optimizer, and fails at the next step. A model loads the matching weights
-before it raises an error about the others. The functions of this module find such a mismatch first, describe it in a
-sentence, and undo a partial load.
+PyTorch accepts the state of a different optimizer, and then fails at the next step. A model loads the matching weights
+before it raises an error about the others. The functions of this module detect such a mismatch before loading, describe
+it in a sentence, and undo a partial load.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data loaders that resume in the middle of an epoch, on any number of processes, and the orders of their samples.
 
-Public are the names in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_data.errors``, ``pa_data.files``,
+The public names are those in ``__all__`` of ``pa_data``, ``pa_data.batches``, ``pa_data.errors``, ``pa_data.files``,
 ``pa_data.orders``, ``pa_data.rng`` and ``pa_data.script_state``.
 """
 

@@ -81,7 +81,7 @@ worker that lives for several epochs never uses an old key.
 
 
 class BatchFetcher(Protocol):
-    """A function that makes a batch of the samples at ``indices``; ``draws`` extend the key, or else the indices do."""
+    """A function that makes a batch of the samples at ``indices``; ``draws`` or else the indices extend the key."""
 
     def __call__(self, key: int, indices: Tensor | Sequence[Any], draws: Sequence[int] | None = None) -> Any: ...
 
@@ -249,13 +249,13 @@ _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 
 
 class SupportsFetchBatch(Protocol[_BatchT_co]):
-    """Describe a dataset that can read a whole batch at once, which is often much faster than sample by sample.
+    """A dataset that can read a whole batch at once, which is often much faster than reading sample by sample.
 
     Add a ``fetch_batch`` method to your dataset, for example if it indexes an array; you need not derive from this
     class. ``KeyedDataLoader`` and ``RequestedDataLoader`` then call it instead of ``__getitem__``, unless they have a
     ``collate_fn`` or ``whole_batches=False``. The returned object is the batch, and is not collated. Random numbers in
-    the method are not seeded for each sample, so do not offer it in a dataset with random augmentation. A ``Subset`` of
-    the dataset uses the method, too.
+    the method are not seeded for each sample, so do not implement it in a dataset with random augmentation. A
+    ``Subset`` of the dataset uses the method, too.
 
     Example:
         >>> import torch
@@ -278,15 +278,16 @@ class SupportsFetchBatch(Protocol[_BatchT_co]):
 
         A ``KeyedDataLoader`` or ``RequestedDataLoader`` calls it once for each batch, in the main process or in a
         worker, with the indices of the batch in the requested order. An index may appear several times. Do not draw
-        random numbers, which would not be the same after a resume. An error that the method raises reaches the loop
-        with a note that names the indices.
+        random numbers, because they would differ after a resume. If the method raises an error, the loader adds a note
+        that names the indices.
 
         Args:
             indices: The indices of the samples, as int64 of shape ``(batch size,)`` on the CPU. They are not negative.
 
         Returns:
-            The batch, equal to the result of collating the samples. The loader yields it as it is, moved to its device.
-            Return copies of the data, not views, so that the loop may change the batch in place.
+            The batch, equal to the result of collating the samples. The loader moves the batch to its device and does
+            not change it otherwise. Return copies of the data, not views, so that the loop may change the batch in
+            place.
 
         Example:
             >>> import torch
@@ -345,8 +346,8 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
 def indexes_only(dataset: Dataset[Any]) -> bool:
     """Return whether a dataset only returns stored values, so that no random number can be drawn for a sample.
 
-    True for ranges, lists, tuples, arrays of NumPy and tensors, for a ``TensorDataset``, and for subsets,
-    concatenations and stacks of such datasets; False for subclasses.
+    True for ranges, lists, tuples, NumPy arrays and tensors, for a ``TensorDataset``, and for subsets, concatenations
+    and stacks of such datasets; False for subclasses.
 
     Args:
         dataset: The dataset.
@@ -403,7 +404,7 @@ _PLAIN_SAMPLES = frozenset({bool, int, float, complex, str, bytes, Tensor})
 
 
 def is_plain_array(value: object) -> bool:
-    """Return whether a value is an array or a number of NumPy itself, not of a subclass.
+    """Return whether a value is a NumPy array or number, and not an instance of a subclass.
 
     Args:
         value: Any value.
@@ -504,20 +505,21 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
 
     Use it in a training loop for batches of any structure. Tensors are found in lists, tuples, named tuples, mappings
     and dataclasses, at any depth. Any other object with a ``to`` method, for example a packed sequence or a graph, is
-    moved by this method. All other values stay. A ``KeyedDataLoader`` with ``device`` does it itself.
+    moved with this method. All other values are kept. A ``KeyedDataLoader`` with ``device`` moves its batches itself.
 
     Args:
         batch: A batch as a loader yields it. It is not changed.
-        device: The device, as ``torch.device`` takes it: ``"cuda"``, ``1`` or ``torch.device("cpu")``, for example.
+        device: The device, in any form that ``torch.device`` accepts, for example ``"cuda"``, ``1`` or
+            ``torch.device("cpu")``.
         non_blocking: Whether the copy runs while the program continues, which needs tensors in pinned memory. The
             default is False, as in ``Tensor.to``.
 
     Returns:
-        A batch of the same structure: a copy, or ``batch`` itself if all of it is on the device already.
+        A batch of the same structure: a copy, or ``batch`` itself if all its tensors are already on the device.
 
     Raises:
-        RuntimeError: The name of the device is unknown, or the device is not there. Torch raises it, or an
-            ``AssertionError`` if torch was built without CUDA.
+        RuntimeError: The device name is unknown, or there is no such device. If torch was built without CUDA, it raises
+            an ``AssertionError`` instead.
 
     Example:
         >>> import torch
@@ -558,7 +560,7 @@ def map_tensors(value: _BatchT, function: Callable[[Tensor], Tensor]) -> _BatchT
 
     Returns:
         A value of the same structure and the same classes: a copy, or ``value`` itself if the function has returned
-        each tensor unchanged. Values other than tensors stay.
+        each tensor unchanged. Values other than tensors are kept.
 
     Example:
         >>> import torch
@@ -624,8 +626,8 @@ def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> A
 def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
     """Yield batches on the device; each is copied while the device computes with the previous batch.
 
-    Copies use a separate stream, one batch ahead. Progress is counted where the weights change, so a resumed run
-    fetches a batch again that was fetched and not used.
+    Copies use a separate stream, one batch ahead. Progress is counted where batches are used, so a resumed run fetches
+    a batch again if it was fetched but not used.
 
     Args:
         batches: Batches in pinned memory.

@@ -64,7 +64,7 @@ class KeptTensors:
             self._aliases.append(_Alias(tensor, tensor.data, tensor.is_leaf, tensor.requires_grad, grad, hooks))
 
     def keep_array(self, place: str, array: Any) -> None:
-        """Keep an array of NumPy, if it can be written.
+        """Keep a NumPy array if it is writable.
 
         Args:
             place: The place of the array.
@@ -95,7 +95,7 @@ class KeptTensors:
                 restore()
 
     def lost(self) -> list[str]:
-        """Return the places of values that have changed, and were too large to be copied."""
+        """Return the places of values that have changed but were too large to be copied."""
         return [place for place, (value, mark) in self._marks.items() if mark_of(value) != mark]
 
     def _keep_memory(self, place: str, tensor: Tensor) -> bool:
@@ -131,7 +131,7 @@ class KeptTensors:
 
 
 def _restore_storage(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
-    """Write the memory only if it has changed: it may be mapped from a file that is read-only."""
+    """Write the memory only if it has changed, because it may be mapped from a read-only file."""
     if storage.nbytes() == copy.nbytes() and not torch.equal(_bytes_of(storage).cpu(), _bytes_of(copy)):
         storage.copy_(copy)
 

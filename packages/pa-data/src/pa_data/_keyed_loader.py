@@ -187,28 +187,29 @@ _WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
 
 
 class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
-    """A ``torch.utils.data.DataLoader`` that can begin any epoch at any sample, with the same batches.
+    """A ``torch.utils.data.DataLoader`` that can start at any sample of any epoch and still yields the same batches.
 
-    Use it in the place of a ``DataLoader`` with a ``DistributedSampler``, for runs that may be interrupted. The order
-    of an epoch depends only on the seed and the epoch, so a resumed run continues at the next sample, on the same or on
-    a different number of processes. Seeking takes no time, because samples before the position are not loaded.
+    Use it instead of a ``DataLoader`` with a ``DistributedSampler``, for runs that may be interrupted. The order of an
+    epoch depends only on the seed and the epoch, so a resumed run continues at the next sample, on the same or on a
+    different number of processes. Seeking takes no time, because samples before the position are not loaded.
     ``state_dict`` returns the position, and ``load_state_dict`` restores it.
 
     Random augmentation is reproducible, because the global random number generators of Python, NumPy and torch are
-    seeded from the seed, the epoch and the sample index before each sample is read. So it depends neither on the number
-    of workers nor on the position where the run began. After each batch the generators of the main process are
-    restored, so the loader does not affect the random numbers of training. Custom generators of a dataset are not
-    seeded.
+    seeded from the seed, the epoch and the sample index before each sample is read. So the augmentation depends neither
+    on the number of workers nor on the position at which the run began. After each batch, the generators of the main
+    process are restored, so the loader does not affect the random numbers of training. Custom generators of a dataset
+    are not seeded.
 
     Datasets of tensors in memory, and datasets with ``fetch_batch``, are read a whole batch at a time, without seeding
     and several times as fast. The batches equal the results of torch's default collation.
 
-    Choose an epoch with ``set_epoch`` or ``start_epoch``; the first is epoch 0. Iterating again without choosing
-    repeats the epoch from the same position. ``len(loader)`` is the number of batches of this process in a whole epoch.
+    Choose an epoch with ``set_epoch`` or ``start_epoch``; the first is epoch 0. Iterating again without choosing an
+    epoch repeats the epoch from the same position. ``len(loader)`` is the number of batches of this process in a whole
+    epoch.
 
     In training on several processes, the last step of an epoch may have too few samples for all of them. The last
-    processes then get no batch in it, and ``DistributedDataParallel`` would wait forever. Pass ``drop_last=True``, or
-    ``split="eval"`` for an evaluation, in which every process has a batch in every step.
+    processes then get no batch in this step, and ``DistributedDataParallel`` would wait forever. Pass
+    ``drop_last=True``, or ``split="eval"`` for an evaluation, in which every process has a batch in every step.
 
     With accelerate, ``Accelerator.prepare`` leaves the loader unchanged, and ``save_state`` saves its position.
     Lightning saves the position and chooses the epochs, too; pass ``use_distributed_sampler=False`` to its trainer.
@@ -219,10 +220,11 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
             loader is in use.
         batch_size: The number of samples of this process in a full step. The default is 1, as in torch. Leave it out,
             or pass None, for an order that makes the batches.
-        shuffle: Whether each epoch has a different random order. The default is False, as in torch. With True, the
-            ``default_order`` of the dataset is used for training if there is any.
-        split: How the global batch, the samples of all processes in a step, is divided, and the treatment of the last
-            batch: ``"train"``, the default, uses an ``UpdateSplit`` or ``BatchSplit``, and ``"eval"`` an ``EvalSplit``.
+        shuffle: Whether each epoch has a different random order. The default is False, as in torch. With True, training
+            uses the ``default_order`` of the dataset if the dataset has it.
+        split: How the global batch (the samples of all processes in a step) is divided, and how the last batch is
+            treated: ``"train"``, the default, uses an ``UpdateSplit`` or ``BatchSplit``, and ``"eval"`` uses an
+            ``EvalSplit``.
         seed: The seed of the run, the same on every process. The default is 0, so that a script without a seed is
             reproducible, too.
         rank: The rank of this process, from 0 to ``num_processes - 1``. The default is 0, for a run of one process.
@@ -231,26 +233,26 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         drop_last: Whether to leave out samples that do not fill a global batch or an update. The default is False, so
             that every sample is used.
         samples_per_update: The number of samples of an update (of one ``optimizer.step()``, over all processes and
-            accumulated batches), on any number of processes, see ``UpdateSplit``. ``batch_size`` is then the largest
-            number of samples of this process in a step. By default an update is a step.
+            accumulated batches), which is the same on any number of processes; see ``UpdateSplit``. ``batch_size`` is
+            then the largest number of samples of this process in a step. By default, each step is an update.
         fixed_batches: Whether batches of at most ``batch_size`` samples are the same on any number of processes, for
             bit-for-bit identical results. The default is False, which divides steps more evenly. Training cuts updates
             as ``UpdateSplit`` does; in an evaluation, the processes take the batches in turn.
-        collate_fn: The function that combines a list of samples into a batch. By default torch's own.
+        collate_fn: The function that combines a list of samples into a batch. The default is torch's own function.
         num_workers: The number of worker processes. The default, 0, loads in this process, as in torch.
-        keyed_augmentation: Whether the random number generators are seeded for each sample. The default is True. It
-            takes 1 to 7 microseconds for a sample, since Python's and NumPy's generators are seeded only if samples
-            draw from them, and without workers 20 to 50 for a batch. It takes no time for datasets that cannot draw
-            random numbers, such as lists, arrays and tables of Hugging Face's ``datasets`` without a transform. The
-            first samples that draw may be read twice. With False the draws are not reproducible, and a dataset with
-            ``__getitems__`` reads all samples of a batch at once.
+        keyed_augmentation: Whether the random number generators are seeded for each sample. The default is True.
+            Seeding takes 1 to 7 microseconds per sample, since Python's and NumPy's generators are seeded only if
+            samples draw from them. Without workers, it also takes 20 to 50 microseconds per batch. It takes no time for
+            datasets that cannot draw random numbers, such as lists, arrays and tables of Hugging Face's ``datasets``
+            without a transform. The first samples that draw may be read twice. With False the draws are not
+            reproducible, and a dataset with ``__getitems__`` reads all samples of a batch at once.
         whole_batches: Whether batches are read whole, without ``collate_fn``. By default they are if the dataset
             supports it and there is no ``collate_fn``. True raises an error if this is impossible, and False reads
             sample by sample.
-        algorithm: The name of a permutation algorithm to reproduce, see ``epoch_order``. By default the number of
-            samples decides.
-        order: The order of the epochs, an object from ``pa_data.orders``, in the place of ``shuffle``. By default
-            ``shuffle`` decides.
+        algorithm: The name of a permutation algorithm to reproduce; see ``epoch_order``. By default, the algorithm
+            depends on the number of samples.
+        order: The order of the epochs, an object from ``pa_data.orders``, instead of ``shuffle``. By default,
+            ``shuffle`` determines the order.
         batches: The numbers of the batches to load, in this order, counted from 0. By default all batches are loaded.
             Use it to continue a job that was interrupted, such as predictions. The samples of a dataset with indices
             get the same random numbers as in an epoch of all batches. A last batch that is shorter than the others must
@@ -260,15 +262,15 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         timeout: The number of seconds to wait for a worker. The default, 0, waits forever.
         worker_init_fn: A function that is called in each worker with its number. By default none is called.
         multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"`` or a context of
-            ``multiprocessing``. By default the method of this process, see ``start_method``.
+            ``multiprocessing``. By default, the start method of this process is used; see ``start_method``.
         generator: A generator that seeds the generators of workers, and nothing else, since the order comes from
             ``seed``. By default the loader has its own.
-        prefetch_factor: The number of batches that each worker loads ahead. By default 2, as in torch. Without workers
-            it must be left out.
+        prefetch_factor: The number of batches that each worker loads ahead. The default is 2, as in torch. Without
+            workers, this option must be left out.
         persistent_workers: Whether to keep the workers for the next epoch. The default is False, as in torch. With
             True, only the newest iterator may be used, and an older iterator raises a ``RuntimeError``.
-        pin_memory_device: The kind of device for which torch pins memory. By default the present accelerator, as in
-            torch, which has deprecated this option.
+        pin_memory_device: The kind of device for which torch pins memory. The default is the current accelerator, as in
+            torch, where this option is deprecated.
         in_order: Must be True, since the loader guarantees the order.
 
     Attributes:
@@ -397,8 +399,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def seed(self) -> int:
         """The seed of the run, an integer; 0 unless you pass another.
 
-        Setting it affects the next iterator, which keeps the chosen epoch and position in the order of the new seed. An
-        iterator that is in use keeps its order. Set the same seed on every process.
+        Setting it affects the next iterator, which begins at the chosen epoch and position in the order of the new
+        seed. An iterator that is in use keeps its order. Set the same seed on every process.
         """
         return self._seed
 
@@ -410,10 +412,10 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def algorithm(self) -> str | None:
         """The name of the permutation algorithm that was chosen, for example ``"randperm-v1"``, or None.
 
-        None, the default, lets the number of samples decide, and is also the value for an order other than
-        ``Shuffled``. The name of the algorithm that is really used is ``loader.order.algorithm``. Setting a name
-        reproduces the order of an earlier run, from the next iterator on, which keeps the chosen epoch and position. An
-        unknown name, or a name for a loader with its own ``order``, raises a ``DataError``.
+        With None, the default, the algorithm depends on the number of samples. The value is also None for an order
+        other than ``Shuffled``. The name of the algorithm in use is ``loader.order.algorithm``. After you set a name,
+        the next iterator reproduces the order of an earlier run, from the chosen epoch and position on. An unknown
+        name, or a name for a loader with its own ``order``, raises a ``DataError``.
         """
         return self.given_order.algorithm if isinstance(self.given_order, Shuffled) else None
 
@@ -469,7 +471,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def split(self) -> Split:
         """The split of the chosen epoch, a ``Split``; its step 0 is the first step after the chosen position.
 
-        Use it to find out which positions of the epoch a process takes in a step, ``loader.split.piece(step, rank)``,
+        Use it to find out which positions of the epoch a process takes in a step (``loader.split.piece(step, rank)``),
         or how much a step counts in its update. It is an ``UpdateSplit`` or, for an order that makes the batches, a
         ``BatchSplit``; with ``split="eval"`` it is an ``EvalSplit``, or a ``BatchSplit`` with fixed batches. It changes
         when an epoch, a position or batch sizes are chosen.
@@ -485,8 +487,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
         Args:
             epoch: The epoch number, from 0. The order and the random augmentation depend on it.
-            position: The number of samples of this epoch, over all processes, that were trained on before. The default
-                is 0, the beginning of the epoch.
+            position: The number of samples of this epoch, over all processes, that have already been trained on. The
+                default is 0, the beginning of the epoch.
 
         Raises:
             DataError: The position is outside of the epoch, is not 0 in an evaluation, or is in the middle of an update
@@ -514,14 +516,15 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
         You call it, on every process, if a batch does not fit into memory, or if devices differ. For training,
         ``samples_per_update`` must be set, so that updates stay the same; steps are divided in proportion to the sizes.
-        In an evaluation, each process takes the smallest of them. The chosen epoch and position stay.
+        In an evaluation, each process takes batches of the smallest of these sizes. The chosen epoch and position do
+        not change.
 
         Args:
             sizes: A number of samples for each process, at least 1, by rank; the same list on all processes.
 
         Raises:
             DataError: The batches depend on the order or on ``fixed_batches``, updates depend on the batch size, or
-                there is not a size of at least 1 for each process. The sizes stay as they were.
+                there is not a size of at least 1 for each process. The sizes are not changed then.
 
         Example:
             >>> from pa_data import KeyedDataLoader
@@ -551,13 +554,13 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self._change(_split_epoch=split_epoch, batch_size=size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose an epoch for the next iterator, from its first sample on; the present epoch keeps its position.
+        """Choose an epoch for the next iterator, from its first sample on; the current epoch keeps its position.
 
         You call it at the start of each epoch, like ``DistributedSampler.set_epoch``. In a resumed run, the loop may
-        begin with the interrupted epoch, because the position that ``load_state_dict`` has restored stays. To go back
-        to the beginning of the present epoch, call ``start_epoch``. The loader also passes the number to ``set_epoch``
-        of the dataset and of ``collate_fn``, if they have this method, when the iteration begins; in an evaluation it
-        does not.
+        begin with the interrupted epoch, because this method then keeps the position that ``load_state_dict`` has
+        restored. To go back to the beginning of the current epoch, call ``start_epoch``. When the iteration begins, the
+        loader also passes the epoch number to the ``set_epoch`` methods of the dataset and of ``collate_fn``, if there
+        are any, except in an evaluation.
 
         Args:
             epoch: The epoch number, from 0.
@@ -581,14 +584,14 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def state_dict(self) -> dict[str, int | str]:
         """Return the position after the last batch that the newest iterator has yielded, without prefetched batches.
 
-        You call it after an update, and save the result in a checkpoint together with the model; ``load_state_dict``
-        takes it. Accelerate and Lightning call it themselves. It contains the epoch, and the number of its samples that
-        all processes together have taken, so a state of any process serves any number of processes. At the end of an
-        epoch it is the beginning of the next epoch. An evaluation has no position, and is repeated. With
-        ``fixed_batches``, an unfinished update is repeated.
+        You call it after an update, and save the result in a checkpoint together with the model, for
+        ``load_state_dict``. Accelerate and Lightning call this method themselves. The state contains the epoch, and the
+        number of its samples that all processes together have taken, so a state from any process can be loaded with any
+        number of processes. At the end of an epoch, the position is the beginning of the next epoch. An evaluation has
+        no position, and is repeated. With ``fixed_batches``, an unfinished update is repeated.
 
-        Within an update of several steps, save it on rank 0, because a process with fewer batches than rank 0 may have
-        had its last batch, and then returns the end of the update.
+        Within an update of several steps, save the state on rank 0, because a process with fewer batches than rank 0
+        may already have had its last batch, and then returns the end of the update.
 
         Returns:
             A dictionary of numbers and strings, which JSON can hold: ``"epoch"``, ``"samples"`` (the position), and
@@ -613,18 +616,18 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
         """Restore the epoch and the position of a saved state, for the next iterator.
 
-        You call it in a resumed script, on every process with the same state, before you iterate. The loader must have
+        You call it in a resumed script, with the same state on every process, before you iterate. The loader must have
         the same dataset, seed and order as the saved loader; batch size, workers and the number of processes may
         differ. Then iterate over ``range(loader.epoch, num_epochs)`` with ``set_epoch`` as usual. The first of these
-        epochs begins at the position.
+        epochs begins at the restored position.
 
         Args:
             state_dict: The result of ``state_dict``, with any number of processes and workers.
 
         Raises:
-            DataError: The state has a different seed, order or length of the dataset, so that its position would mean
-                different samples; its position is outside of the epoch or within a fixed batch; or it is not a state of
-                such a loader.
+            DataError: The state has a different seed, order or dataset length, so its position would refer to different
+                samples; its position is outside of the epoch or within a fixed batch; or it is not a state of such a
+                loader.
 
         Example:
             >>> from pa_data import KeyedDataLoader
@@ -650,7 +653,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         self.start_epoch(epoch, samples)
 
     def _meaning_of_position(self) -> dict[str, int | str]:
-        """Return the values that must be the same for a position to mean the same samples."""
+        """Return the values that must be equal for a position to refer to the same samples."""
         return {
             "version": 1,
             "seed": self._seed,
@@ -661,8 +664,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of a whole epoch, which is the same on every process.
 
-        You call it for a progress bar or a schedule of the learning rate. A step is one batch on each process that has
-        samples left; with ``samples_per_update``, an update may have several steps (``loader.split.steps_per_update``).
+        You call it for a progress bar or a learning rate schedule. A step is one batch on each process that has samples
+        left; with ``samples_per_update``, an update may have several steps (``loader.split.steps_per_update``).
         ``len(loader)`` is the number of batches of this process, which may be smaller by the last steps of an epoch.
 
         Args:
@@ -710,7 +713,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         """Return the batch that a process takes in a step, read immediately in this process.
 
         You call it to inspect a batch of any rank, for example the batch in which a loss was not finite. The random
-        augmentation is the same as in the iteration. Iterators and the position are not affected. For any other
+        augmentation is the same as when you iterate. Iterators and the position are not affected. For any other
         positions, call ``fetch``.
 
         Args:
@@ -740,8 +743,8 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def fetch(self, piece: range) -> Any:
         """Return the samples at some positions of the chosen epoch as a batch, read immediately in this process.
 
-        You call it to inspect samples, or to repeat a part of an epoch, with the same random augmentation as in the
-        iteration. A position is the place of a sample in the order of the epoch, counted from its beginning over all
+        You call it to inspect samples, or to repeat a part of an epoch, with the same random augmentation as when you
+        iterate. A position is the place of a sample in the order of the epoch, counted from its beginning over all
         processes. Iterators and the chosen position are not affected. For the batch of a rank in a step, call
         ``fetch_for``.
 
@@ -776,7 +779,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
         ``state_dict`` reports the progress of the newest iterator.
 
         Raises:
-            DataError: The length of the dataset has changed since the loader was made.
+            DataError: The length of the dataset has changed since the loader was created.
         """
         now = count_samples(self.dataset)
         if now != self._num_samples:
@@ -798,7 +801,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
 
 
 def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
-    """Return the order that ``shuffle`` and the algorithm stand for."""
+    """Return the order that ``shuffle`` and the algorithm describe."""
     return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 

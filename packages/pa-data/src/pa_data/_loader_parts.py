@@ -10,8 +10,8 @@ def loader_parts(loader: object) -> dict[str, Any]:
 
     Use it to look for a property of any part of a loader, for example for a sampler with ``set_epoch``. Samplers and
     datasets that wrap others under the names ``sampler``, ``batch_sampler`` and ``dataset`` are followed at any depth.
-    Other names are not: of a custom wrapper that keeps a loader as ``.loader``, only the wrapper is returned. Pass the
-    inner loader then. Nothing is loaded or iterated.
+    Other names are not followed: for a custom wrapper that keeps a loader as ``.loader``, only the wrapper is returned,
+    so pass the inner loader instead. Nothing is loaded or iterated.
 
     Args:
         loader: A data loader, or any other object.
@@ -39,12 +39,12 @@ def loader_parts(loader: object) -> dict[str, Any]:
 
 
 def set_epoch(loader: object, epoch: int) -> None:
-    """Call ``set_epoch`` of a loader, its samplers and its dataset, where they have this method.
+    """Call the ``set_epoch`` methods of a loader, its samplers and its dataset, where they exist.
 
     Call it at the start of each epoch in your own loop, before you iterate over the loader. Without it, a
     ``DistributedSampler`` repeats the same order in every epoch. The function works for every loader. Parts without the
-    method are left as they are, and for a ``KeyedDataLoader`` the call does the same as ``loader.set_epoch(epoch)``.
-    The parts are the objects that ``loader_parts`` finds. Workers that a plain ``DataLoader`` keeps with
+    method are not changed, and for a ``KeyedDataLoader`` the call does the same as ``loader.set_epoch(epoch)``. The
+    parts are the objects that ``loader_parts`` finds. Workers that a plain ``DataLoader`` keeps with
     ``persistent_workers=True`` have their own copies of the dataset, whose ``set_epoch`` is not called.
 
     Args:

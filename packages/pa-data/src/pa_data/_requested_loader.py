@@ -40,12 +40,12 @@ _END = object()
 
 
 class BatchRequests(Protocol):
-    """Describe the batches of a ``RequestedDataLoader``: an object with their requests and their indices.
+    """The batches of a ``RequestedDataLoader``: an object with their requests and their indices.
 
-    Implement it if your batches do not follow from an order, for example if a service decides which samples come next;
-    for batches that follow from a seed and an epoch, ``KeyedDataLoader`` needs no such object. Your class need not
-    derive from this class. It has three methods: ``requests`` for the loader, which makes each batch from its request;
-    ``__len__`` for ``len(loader)``; and ``__iter__``, which yields the indices alone, as a batch sampler of torch does,
+    Implement it if no order determines your batches, for example if a service decides which samples come next. If a
+    seed and an epoch determine them, use a ``KeyedDataLoader``, which needs no such object. Your class need not derive
+    from this class. It has three methods: ``requests`` for the loader, which makes each batch from its request;
+    ``__len__`` for ``len(loader)``; and ``__iter__``, which yields the indices alone, as a torch batch sampler does,
     for code that looks at ``loader.batch_sampler``. All three are called in the main process only.
 
     Example:
@@ -71,13 +71,13 @@ class BatchRequests(Protocol):
         """Return the requests of an iteration, which may be endless; implement it in your class.
 
         The loader calls it once for each iteration over its batches, in the main process, and takes the next request
-        when a batch is needed. With workers it takes some requests ahead: ``num_workers * prefetch_factor`` of them. An
-        error that the iterator raises reaches the loop. A request is a tuple of
+        when a batch is needed. With workers, it takes ``num_workers * prefetch_factor`` requests ahead. An error that
+        the iterator raises is raised in the loop. A request is a tuple of
 
         - the key, an integer as ``pa_data.rng.mix`` returns it, which seeds the random augmentation of the batch;
         - the indices of the samples of the batch in the dataset, as a list or an int64 tensor;
         - the draws: a number for each sample, which extends the key, so that samples of a batch get different random
-          numbers. None takes the indices as these numbers. Pass positions if an index may come twice.
+          numbers. With None, the indices serve as these numbers. Pass positions if an index may come twice.
 
         Returns:
             An iterator over the requests, in the order of the batches.
@@ -104,7 +104,7 @@ class BatchRequests(Protocol):
 
 
 class LoadingOptions(TypedDict, total=False):
-    """The options of torch's ``DataLoader`` that decide how batches are loaded, with their defaults there.
+    """The options of torch's ``DataLoader`` that determine how batches are loaded, with torch's defaults.
 
     A typed dictionary in which every entry may be left out. Use it as the type of options that your own function or
     class passes to a ``KeyedDataLoader`` or a ``RequestedDataLoader``, as ``**options`` or ``Unpack[LoadingOptions]``.
@@ -123,7 +123,7 @@ class LoadingOptions(TypedDict, total=False):
             without workers it must be None.
         persistent_workers: Whether to keep the workers for the next iteration. False by default.
         pin_memory_device: The kind of device for which memory is pinned. The default, an empty string, means the
-            present accelerator.
+            current accelerator.
 
     Example:
         >>> from pa_data import KeyedDataLoader, LoadingOptions
@@ -163,7 +163,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: Whether batches are read with ``fetch_batch`` of the dataset. By default they are if the dataset
             supports it and there is no ``collate_fn``. True raises an error if this is impossible, and False reads
             sample by sample.
-        options: The options of torch's ``DataLoader``, for example ``num_workers``, see ``LoadingOptions``.
+        options: The options of torch's ``DataLoader``, for example ``num_workers``; see ``LoadingOptions``.
 
     Attributes:
         keyed_augmentation: Whether the global random number generators are seeded for each sample.
@@ -172,7 +172,7 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
     Raises:
         DataError: ``whole_batches=True`` is impossible for this dataset. Iterating raises it if the workers cannot
             start or cannot send a batch.
-        RuntimeError: Raised by an older iterator with ``persistent_workers=True``, if the loader was iterated again or
+        RuntimeError: With ``persistent_workers=True``, an older iterator raises it if the loader was iterated again or
             closed.
         TypeError: There is an option that torch's ``DataLoader`` does not have.
 
@@ -222,10 +222,11 @@ class RequestedDataLoader(DataLoader[_SampleT_co]):
     def moved_in_workers(self) -> list[str]:
         """The generators and counters of the dataset or of ``collate_fn`` that have changed in workers, by place.
 
-        A list of texts such as ``["dataset.generator"]``; empty without workers, and before the first batch. It grows
-        while workers load their first batches, and later changes are not noticed. A resumed run would not continue
-        these values, since its workers begin with new copies of the dataset. Use it to print a warning after the first
-        epoch, and draw from the global generators instead, which are seeded for each sample and are not included.
+        A list of texts such as ``["dataset.generator"]``; it is empty without workers, and before the first batch. The
+        list grows while workers load their first batches; later changes are not noticed. A resumed run would not
+        continue these values, since its workers begin with new copies of the dataset. Use the list to print a warning
+        after the first epoch. To avoid the problem, draw from the global generators, which are seeded for each sample
+        and are not included.
         """
         return [] if self._state_in_workers is None else self._state_in_workers.noted()
 

@@ -20,12 +20,12 @@ _WATCHED: Final = 0xA5EED_0F_A_BA7C4
 class SampleSeeds:
     """Seeds the generators of torch, Python and NumPy for each sample, as ``pa_data.rng.seed_rng`` does.
 
-    Seeding Python's and NumPy's takes five times as long as torch's, and most samples draw from few of them. So they
-    are seeded for each sample of the first batch, and afterwards only if a sample or the collate function has drawn
-    from them. A generator that is left out gets a fixed seed at the start of a batch. If it has moved at the end, the
-    batch has to be read again with seeds for each sample, as all later batches are. Therefore samples get the same
-    random numbers as if all generators were always seeded. Torch's is, since samples may depend on its seed without
-    drawing, with ``torch.initial_seed()``.
+    Seeding the generators of Python and NumPy takes five times as long as seeding torch's generator, and most samples
+    draw from few generators. So the former are seeded for each sample of the first batch, and afterwards only if a
+    sample or the collate function has drawn from them. A generator that is left out gets a fixed seed at the start of a
+    batch. If it has moved at the end, the batch has to be read again with seeds for each sample, as all later batches
+    are. Therefore samples get the same random numbers as if all generators were always seeded. Torch's generator is
+    always seeded, since samples may depend on its seed without drawing, through ``torch.initial_seed()``.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SampleSeeds:
         return seed
 
     def must_read_again(self) -> bool:
-        """End a batch; return whether a generator was drawn from that was not seeded for each sample."""
+        """End a batch, and return whether samples drew from a generator that was not seeded for each sample."""
         must_read_again = False
         for generator in self._generators:
             if self._is_first or not generator.draws:

@@ -31,15 +31,15 @@ __all__ = [
 
 
 class Split(Protocol):
-    """Describe how the positions of an epoch are divided among the processes, with a global batch in each step.
+    """A division of the positions of an epoch among the processes, with a global batch in each step.
 
     A position is the place of a sample in the order of the epoch, from 0 to ``num_samples - 1``. In each step each
     process takes a contiguous range of positions, which may be empty, and over the epoch every position is taken
-    exactly once. Without fixed batches, steps take consecutive positions, rank after rank; with fixed batches, whole
-    updates do. An update is the group of steps before one ``optimizer.step()``.
+    exactly once. Without fixed batches, the positions of each step are consecutive, rank after rank; with fixed
+    batches, only the positions of a whole update are. An update is the group of steps before one ``optimizer.step()``.
 
     ``UpdateSplit``, ``BatchSplit`` and ``EvalSplit`` are splits, and ``KeyedDataLoader.split`` returns one of them. Use
-    this protocol as the type of an argument that takes any split, or call its methods to find out which samples each
+    this protocol as the type of an argument that accepts any split, or call its methods to find out which samples each
     process takes.
 
     Example:
@@ -86,7 +86,7 @@ class Split(Protocol):
         """Whether updates are cut into numbered micro-batches, which are the same on any number of processes.
 
         A boolean. A micro-batch is the batch of one process in one step. If False, ``micro_batches`` returns no
-        numbers, and the number of processes decides the batches.
+        numbers, and the batches depend on the number of processes.
         """
         ...
 
@@ -110,7 +110,7 @@ class Split(Protocol):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of the epoch before ``start``, an integer, as this split would have divided them.
+        """The number of steps into which this split would have divided the samples before ``start``, an integer.
 
         It is 0 if ``start`` is 0. Add it to a step to get the step number within the whole epoch, for example for a
         progress bar.
@@ -234,7 +234,7 @@ class Split(Protocol):
         """Return the largest position up to the given position that may be the ``start`` of such a split.
 
         You call it before you save or use a position, because with fixed batches a run can only resume between two
-        updates or two batches. It does not depend on ``start`` of this split.
+        updates or two batches. The result does not depend on the ``start`` of this split.
 
         Args:
             position: A position of the epoch, from 0 to ``num_samples``.
@@ -253,21 +253,22 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class UpdateSplit:
-    """Divide a training epoch into updates of the same number of samples on any number of processes.
+    """Divides a training epoch into updates that have the same number of samples on any number of processes.
 
     Use it to keep the effective batch size, the number of samples of one ``optimizer.step()``, when the number of GPUs
     changes. ``KeyedDataLoader`` makes it for training; create it yourself in your own loader. If the order makes the
     batches, use ``BatchSplit``; for an evaluation, use ``EvalSplit``.
 
     An update takes as few steps as its samples need, of nearly equal size; the last update of an epoch may have fewer
-    samples and steps. Each step is divided into contiguous ranges of positions, the larger ranges first. A step with
-    ``t`` samples, fewer than the processes have room for, goes to ``min(num_processes, max(1, t // 2))`` processes, and
-    the others get an empty range. So no process gets exactly one sample, for which batch normalization raises an error,
-    unless ``t`` or the batch size is 1. With a batch size of 2, a range may have 3 samples.
+    samples and steps. Each step is divided into contiguous ranges of positions, the larger ranges first. If a step has
+    ``t`` samples, fewer than the processes have room for, they are divided among ``min(num_processes, max(1, t // 2))``
+    processes, and the other processes get an empty range. So no process gets exactly one sample, for which batch
+    normalization raises an error, unless ``t`` or the batch size is 1. With a batch size of 2, a range may have 3
+    samples.
 
-    With ``fixed_batches``, positions alone decide how an update is cut into micro-batches: as few as possible, of at
-    most ``max_batch_size`` samples and nearly equal size, the larger micro-batches first. Each process takes a
-    contiguous block of them, one in each step. So the micro-batches are the same on any number of processes.
+    With ``fixed_batches``, an update is cut into micro-batches by position alone: as few as possible, each with at most
+    ``max_batch_size`` samples, of nearly equal size, with the larger micro-batches first. Each process takes a
+    contiguous block of micro-batches, one in each step. So the micro-batches are the same on any number of processes.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
@@ -275,13 +276,14 @@ class UpdateSplit:
         max_batch_size: The largest number of samples of a process in a step.
         num_processes: The number of processes that share each step.
         drop_last: Whether to leave out the samples that do not fill an update. The default is False, so that every
-            sample is used. If an update is a single step, they are counted from ``start``, so that no step is smaller;
-            otherwise from the beginning of the epoch.
-        start: The number of samples of this epoch that were trained on before. The default is 0. It need not be a
+            sample is used. If an update is a single step, the samples are counted from ``start``, so that no step is
+            smaller; otherwise, they are counted from the beginning of the epoch.
+        start: The number of samples of this epoch that have already been trained on. The default is 0. It need not be a
             multiple of ``samples_per_update`` unless batches are fixed, so that a run can continue with a different
             split.
         max_batch_sizes: The largest number of samples of each process in a step, by rank, if their devices differ;
-            steps are then divided in proportion. The default, empty, means ``max_batch_size`` on each.
+            steps are then divided in proportion. The default, an empty tuple, means ``max_batch_size`` for each
+            process.
         fixed_batches: Whether micro-batches are the same on any number of processes. The default is False, which
             divides steps more evenly.
         steps_per_update: The number of steps of a full update. It is computed, not passed.
@@ -367,7 +369,7 @@ class UpdateSplit:
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of the epoch before ``start``, an integer, as this split would have divided them.
+        """The number of steps into which this split would have divided the samples before ``start``, an integer.
 
         It is 0 if ``start`` is 0. Add it to a step to get the step number within the whole epoch, for example for a
         progress bar. For 25 samples in updates of 10 on 2 processes with 5 samples each, it is 1 with ``start=10``.
@@ -394,8 +396,8 @@ class UpdateSplit:
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
-        You call it to weight the loss of a step, or to count samples. The number is at least 1. Steps differ in it if
-        the samples of an update do not divide evenly, and in the last update of an epoch.
+        You call it to weight the loss of a step, or to count samples. The number is at least 1. It differs between
+        steps if the samples of an update do not divide evenly, and in the last update of an epoch.
 
         Args:
             step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
@@ -522,7 +524,7 @@ class UpdateSplit:
         """Return the largest position up to the given position that may be the ``start`` of such a split.
 
         You call it before you save or use a position, because with ``fixed_batches`` a run can only resume between two
-        updates. Without them, it can resume anywhere.
+        updates. Without ``fixed_batches``, it can resume anywhere.
 
         Args:
             position: A position of the epoch, from 0 to ``num_samples``.
@@ -599,16 +601,17 @@ class _WithoutUpdates:
 
 @dataclass(frozen=True)
 class EvalSplit(_WithoutUpdates):
-    """Divide an evaluation among processes, with every sample once and every process in every step.
+    """Divides an evaluation among processes, so that each sample comes once and each process has samples in each step.
 
     Use it for an evaluation on several processes; ``KeyedDataLoader`` with ``split="eval"`` makes it.
-    ``DistributedSampler`` repeats samples to fill the last step, which changes metrics. This split does not, and yet no
-    process has fewer steps than the others, so that collective operations in each step are safe. Each step is cut into
-    contiguous ranges of nearly equal size, so results that are gathered rank after rank are in the order of the
+    ``DistributedSampler`` repeats samples to fill the last step, which changes metrics. This split repeats none, and
+    still gives all processes the same number of steps, so collective operations in each step are safe. Each step is cut
+    into contiguous ranges of nearly equal size, so results that are gathered rank after rank are in the order of the
     dataset.
 
-    Full global batches come first. If the rest has fewer samples than there are processes, it borrows samples from the
-    step before. With a batch size of 1, the rest joins the step before, and some processes then take 2 samples.
+    Full global batches come first. If fewer samples than processes remain for the last step, it borrows samples from
+    the step before. With a batch size of 1, the remaining samples join the step before, and some processes then take 2
+    samples.
 
     Attributes:
         num_samples: The number of samples of the whole evaluation, at least one for each process.
@@ -682,7 +685,8 @@ class EvalSplit(_WithoutUpdates):
     def num_full_steps(self) -> int:
         """The number of steps, from the first on, in which each process takes ``batch_size`` samples, an integer.
 
-        For 17 samples on 2 processes with 4 samples each it is 1, since the second step lends a sample to the last.
+        For 17 samples on 2 processes with 4 samples each, it is 1, since the last step borrows a sample from the
+        second.
         """
         if self._remainder == 0:
             return self._num_steps
@@ -776,7 +780,7 @@ class EvalSplit(_WithoutUpdates):
 
 @dataclass(frozen=True, eq=False)
 class BatchSplit(_WithoutUpdates):
-    """Divide an epoch whose batches are already decided: in each step, each process takes the next batch.
+    """Divides an epoch whose batches are already decided: in each step, each process takes the next batch.
 
     Use it for orders such as ``TokenBudget``, which decide the batches regardless of the number of processes;
     ``KeyedDataLoader`` then makes it. To cut an epoch into batches of a given size, use ``UpdateSplit``. If the last
@@ -787,7 +791,7 @@ class BatchSplit(_WithoutUpdates):
             of one dimension on the CPU; see ``EpochOrder.batch_ends``. ``[2, 7, 9]`` means batches of 2, 5 and 2
             samples.
         num_processes: The number of processes that share each step.
-        start: The number of samples of this epoch that were trained on before: 0, the default, or an element of
+        start: The number of samples of this epoch that have already been trained on: 0, the default, or an element of
             ``batch_ends``.
         steps_per_update: Always 1, since each step is an update.
         fixed_batches: Always False, since the batches have no numbers within an update.
@@ -827,7 +831,7 @@ class BatchSplit(_WithoutUpdates):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of the epoch before ``start``, an integer, as this number of processes would take them.
+        """The number of steps in which this number of processes would take the batches before ``start``, an integer.
 
         It is the number of batches before ``start`` divided by ``num_processes``, rounded up; 0 if ``start`` is 0. Add
         it to a step to get the step number within the whole epoch.
@@ -900,8 +904,8 @@ class BatchSplit(_WithoutUpdates):
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
 
-        You call it to weight the loss of a step, or to count samples. It differs from step to step, since the sizes of
-        batches do.
+        You call it to weight the loss of a step, or to count samples. The number differs from step to step, since
+        batches have different sizes.
 
         Args:
             step: The step number, from 0 to ``len(split) - 1``. In a resumed epoch, step 0 is the first step after
@@ -1026,7 +1030,7 @@ class EpochPlan:
     def step_after(self, batches: int) -> int:
         """Return the step that follows some batches of this process.
 
-        An update is over with the last batch that this process has of it.
+        For this process, an update ends with its last batch in the update.
         """
         of_update, steps = self._batches_in(0), self.split.steps_per_update
         update = min(batches // max(1, of_update), self._last_update)
@@ -1124,7 +1128,7 @@ class EpochBatches(Sampler[list[int]]):
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
         whole_epoch: The plan of the chosen epoch from its first position on.
-        sampler: Receives the epoch that a trainer chooses, which looks for ``set_epoch`` here.
+        sampler: An object with a ``set_epoch`` method, which trainers call to choose the epoch.
     """
 
     def __init__(self, plan: EpochPlan, *, reads_stream: bool = False) -> None:

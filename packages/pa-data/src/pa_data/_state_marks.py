@@ -1,4 +1,4 @@
-"""Marks of values: a mark is kept instead of a value, and tells later whether the value has changed."""
+"""Marks of values: a mark is kept instead of a value, and shows later whether the value has changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_generator(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is an array or a number of NumPy, which need not be installed."""
+    """Return whether a value is a NumPy array or number; NumPy need not be installed."""
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
@@ -146,7 +146,7 @@ def state_of(generator: Any) -> Any:
     """Return the state of a generator.
 
     Args:
-        generator: A generator that ``is_generator`` recognises.
+        generator: A generator that ``is_generator`` recognizes.
     """
     if isinstance(generator, torch.Generator):
         return generator.get_state()
@@ -183,7 +183,7 @@ def set_state_of(generator: Any, state: Any) -> None:
 
 
 def _with_lists(state: Any) -> Any:
-    """Return a state of NumPy with lists in the place of arrays, whose ``repr`` is not complete."""
+    """Return a NumPy state with lists in place of arrays, whose ``repr`` is not complete."""
     if isinstance(state, dict):
         return {name: _with_lists(item) for name, item in cast("dict[str, Any]", state).items()}
     return state.tolist() if hasattr(state, "tolist") else state
@@ -234,7 +234,7 @@ def _all_frozen(kind: type, items: list[object] | set[object]) -> object:
 
 
 def read_clocks() -> tuple[float, ...]:
-    """Return the present times of the clocks of this process."""
+    """Return the current times of the clocks of this process."""
     return time.time(), time.monotonic(), time.perf_counter(), time.process_time()
 
 

@@ -13,13 +13,14 @@ BUFFERS: Final = "_buffers"
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Return a number that grows with each change in place that torch records. Without it, values would be compared.
+    """Return a number that grows with each in-place change that torch records. Without it, values would be compared.
 
     Args:
         tensor: The tensor.
 
     Returns:
-        The number, or None for an inference tensor, whose changes are not counted, and if torch has no such number.
+        The number, or None if torch has no such number or the tensor is an inference tensor, whose changes are not
+        counted.
     """
     return None if tensor.is_inference() else getattr(tensor, "_version", None)
 

@@ -82,10 +82,10 @@ class WorkerStart:
 
 
 class _SigtermForMainProcess:
-    """Leaves SIGTERM to the main process if the script handles it: launchers send it to all processes.
+    """Leaves SIGTERM to the main process if the script handles it, because launchers send it to all processes.
 
-    Several signals may arrive while the main process saves a state. But a worker that is stuck must not keep it from
-    ending, so some time after the second signal the worker ends. Closing a loader sends a signal, too.
+    Several signals may arrive while the main process saves a state. But a stuck worker must not keep the main process
+    from ending, so some time after the second signal the worker ends. Closing a loader sends a signal, too.
     """
 
     def __init__(self) -> None:
@@ -145,16 +145,16 @@ _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.D
 def start_method(context: str | BaseContext | None = None) -> str:
     """Return how worker processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
 
-    Use it to check whether a dataset must be picklable, which it need not be with ``"fork"``. Unlike
+    Use it to check whether a dataset must be picklable; with ``"fork"``, it need not be. Unlike
     ``multiprocessing.get_start_method()``, the call does not fix the method for the rest of the script.
 
     Args:
-        context: The ``multiprocessing_context`` of a loader: the name of a method, which is returned without a check,
-            or a context of ``multiprocessing``. The default, None, means the method of this process, as for a loader
-            without this option.
+        context: The ``multiprocessing_context`` of a loader: the name of a method, which is returned unchecked, or a
+            context of ``multiprocessing``. The default, None, means the method of this process, as it does for a
+            loader.
 
     Returns:
-        The name of the method. If the script has not chosen any, it is the default of Python on this system.
+        The name of the method. If the script has not chosen a method, it is Python's default on this system.
 
     Example:
         >>> from pa_data import start_method
@@ -237,7 +237,7 @@ _SENT: set[type] = {Tensor, str, bytes, bool, int, float, complex, type(None)}
 
 
 def raised_stop_iteration(error: StopIteration) -> DataError:
-    """Return the error to raise in place of a ``StopIteration`` of a sample, which would end the epoch.
+    """Return the error to raise in place of a ``StopIteration`` from a sample, which would end the epoch.
 
     Args:
         error: The error of a dataset or a ``collate_fn``.
@@ -322,11 +322,11 @@ def worker_init_fn(worker_id: int) -> None:
     Pass it as ``worker_init_fn`` to a plain ``DataLoader`` of torch, which calls it once in each worker process, before
     the first sample. If all processes of a run use the same seed, torch gives the same seed to the first worker of each
     process, and all processes augment their samples in the same way. With this function the rank, read from the
-    environment variable ``RANK`` that ``torchrun`` sets, is a part of the seed; without the variable it is 0. The
-    global generator of torch in the main process decides the rest, as usual.
+    environment variable ``RANK`` that ``torchrun`` sets, is a part of the seed; without the variable it is 0. The rest
+    of the seed comes from torch's global generator in the main process, as usual.
 
-    It also ends the worker as soon as the main process is gone, even if it was killed. A ``KeyedDataLoader`` does both
-    itself, and does not need it.
+    The function also ends the worker as soon as the main process is gone, even if the main process was killed. A
+    ``KeyedDataLoader`` does both by itself, and does not need this function.
 
     Args:
         worker_id: The worker number, from 0. The loader passes it.

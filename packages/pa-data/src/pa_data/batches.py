@@ -19,12 +19,12 @@ _MAX_ITEMS = 8
 def describe_batch(batch: object) -> str:
     """Return the types, shapes, dtypes and keys of a batch or a sample as a text, without its values.
 
-    Use it in error messages and logs, to say how a batch of an unexpected structure looks. The values are left out, so
-    the text is short and shows no data.
+    Use it in error messages and logs to describe a batch with an unexpected structure. The values are left out, so the
+    text is short and shows no data.
 
     Args:
         batch: Any object. Tensors and arrays are described with their shape and dtype. Lists, tuples, mappings and
-            dataclasses are described with their items, up to a depth of three and up to eight items each. Of any other
+            dataclasses are described with their items, up to a depth of three and up to eight items each. For any other
             object, only the name of the class is shown.
 
     Returns:
@@ -44,16 +44,16 @@ def describe_batch(batch: object) -> str:
 def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
     """Return whether a value has items under keys, so that ``dict(value)`` and ``**value`` work.
 
-    Use it in code that takes batches of any library apart. Some libraries have batches with ``keys`` and
-    ``__getitem__`` that do not derive from ``Mapping``; ``isinstance(value, Mapping)`` is False for them, and this
-    function is True. Read the keys with ``keys_of``.
+    Use it in code that unpacks batches from any library. Some libraries have batches with ``keys`` and ``__getitem__``
+    that do not derive from ``Mapping``. For these batches, ``isinstance(value, Mapping)`` is False, but this function
+    returns True. Read the keys with ``keys_of``.
 
     Args:
         value: Any object.
 
     Returns:
         True for every ``collections.abc.Mapping``, and for objects whose class has ``keys`` and ``__getitem__``. Type
-        checkers treat the value as a ``Mapping`` then.
+        checkers then treat the value as a ``Mapping``.
 
     Example:
         >>> from pa_data.batches import is_mapping
@@ -74,8 +74,8 @@ def is_mapping(value: object) -> TypeIs[Mapping[Any, Any]]:
 def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
     """Return the keys of an object that ``is_mapping`` recognizes.
 
-    Use it instead of ``list(mapping)``, because iterating over the batch object of a library may yield something other
-    than keys, for example its samples.
+    Use it instead of ``list(mapping)``, because some libraries have batch objects that yield something other than their
+    keys, for example their samples, when you iterate over them.
 
     Args:
         mapping: A mapping, or any other object for which ``is_mapping`` returns True.
@@ -84,7 +84,7 @@ def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
         A new list of the keys, in the order of ``mapping.keys()``.
 
     Raises:
-        AttributeError: The object has no method ``keys``.
+        AttributeError: The object has no ``keys`` method.
 
     Example:
         >>> from pa_data.batches import keys_of
@@ -95,7 +95,7 @@ def keys_of(mapping: Mapping[Any, Any]) -> list[Any]:
 
 
 def is_array(value: object) -> bool:
-    """Return whether a value is a tensor, or an array of NumPy or a similar library.
+    """Return whether a value is a tensor, or an array from NumPy or a similar library.
 
     Use it to tell the arrays of a batch from its lists and strings, without importing each library.
 
@@ -103,8 +103,8 @@ def is_array(value: object) -> bool:
         value: Any object.
 
     Returns:
-        True for tensors, and for objects whose class has ``shape`` and ``__array__``: arrays and scalars of NumPy, for
-        example. False for lists and Python numbers.
+        True for tensors, and for objects whose class has ``shape`` and ``__array__``, such as NumPy arrays and scalars.
+        False for lists and Python numbers.
 
     Example:
         >>> import numpy, torch

@@ -99,10 +99,10 @@ class _Digested(Dataset[dict[str, str]]):
 
 
 def digest_samples(loader: DataLoader[Any], indices: Sequence[int]) -> list[dict[str, str]]:
-    """Return the digests of the constant parts of some samples, read in the same place as by the loader.
+    """Return the digests of the constant parts of some samples, read where the loader reads samples.
 
-    If the loader has workers, a separate worker reads them, and ends afterwards: resources that a dataset opens with
-    its first sample are then not open when the workers of the loader are forked.
+    If the loader has workers, a separate worker reads them, and ends afterwards, so that resources that a dataset opens
+    with its first sample are not open when the workers of the loader are forked.
 
     Args:
         loader: A loader of a dataset with indices.

@@ -37,7 +37,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, found: Found) -> Self:
-        """Return a record of the present state."""
+        """Return a record of the current state."""
         return cls(found.value, mark_of(found.value), _stream_of(found.value))
 
 
@@ -114,7 +114,7 @@ def _constants_of(state: Any) -> object:
 
 
 def _twister_of(generator: Any) -> tuple[int, ...] | None:
-    """Return the present block of a Mersenne twister, or None for other generators."""
+    """Return the current block of a Mersenne twister, or None for other generators."""
     state = state_of(generator)
     if isinstance(generator, random.Random):
         return tuple(state[1][:-1])
@@ -139,7 +139,7 @@ def _continues(stream: object, generator: Any) -> bool:
 class StateInWorkers:
     """Tells the main process about state that changes in a worker, whose copies it cannot see.
 
-    A worker looks before its first batch and after the first batches; then nothing more is done.
+    A worker compares the state before its first batch and after its first few batches, but not later.
 
     Args:
         roots: The objects that read samples, by name.

@@ -1,4 +1,4 @@
-"""The errors of datasets, loaders and orders, which are kinds of ``ValueError``; other errors are Python's."""
+"""The errors of datasets, loaders and orders, which derive from ``ValueError``; all other errors are Python's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def without_secrets(text: str, url: str = "") -> str:
             any text. By default, only whole URLs in the text are searched.
 
     Returns:
-        The message with ``***`` in the place of each secret part. A text without secrets is returned unchanged.
+        The message with ``***`` in place of each secret part. A text without secrets is returned unchanged.
 
     Example:
         >>> from pa_data.errors import without_secrets
@@ -84,13 +84,13 @@ def safe_cause(error: BaseException, url: str) -> BaseException | None:
 
 
 class DataError(ValueError):
-    """Report that a dataset, a loader or an order cannot work with its arguments.
+    """A dataset, a loader or an order cannot work with its arguments.
 
     It is the base class of the errors of this package, and a ``ValueError``, so ``except ValueError`` catches it, too.
     Loaders, orders and datasets raise it when you create them with arguments that are out of range, or that contradict
     each other. ``load_state_dict`` raises it for a state that belongs to different data, and an iterator raises it for
-    a dataset that yields fewer samples than its length. The message names the wrong value and what to do. An argument
-    of the wrong type is a ``TypeError``, and a position outside of an epoch is an ``IndexError``.
+    a dataset that yields fewer samples than its length. The message names the wrong value and says what to do. An
+    argument of the wrong type is a ``TypeError``, and a position outside of an epoch is an ``IndexError``.
 
     Args:
         message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
@@ -112,14 +112,14 @@ class DataError(ValueError):
 
 
 class EmptyDatasetError(DataError):
-    """Report that a dataset has no samples, that no batch is left of it, or that a process would get no sample of it.
+    """A dataset has no samples, no batch of it is left, or a process would get no sample.
 
-    It is a ``DataError`` and so a ``ValueError``. ``KeyedDataLoader`` raises it for a dataset without samples, and if
-    ``drop_last=True`` leaves no full global batch or update. With ``split="eval"`` it also raises it, as ``EvalSplit``
-    does, for fewer samples than processes. ``KeyedDataLoader.num_steps`` raises it for an epoch without samples.
-    ``count_samples``, ``ShardedFiles``, ``Mixture``, ``ClassBalanced`` and ``Curriculum`` raise it for data without
-    samples. Look at the path and the filters of the dataset, choose a smaller batch size or fewer processes, or leave
-    out ``drop_last``.
+    It is a ``DataError`` and therefore a ``ValueError``. ``KeyedDataLoader`` raises it for a dataset without samples,
+    and if ``drop_last=True`` leaves no full global batch or update. With ``split="eval"``, the loader also raises it
+    for fewer samples than processes, as ``EvalSplit`` does. ``KeyedDataLoader.num_steps`` raises it for an epoch
+    without samples. ``count_samples``, ``ShardedFiles``, ``Mixture``, ``ClassBalanced`` and ``Curriculum`` raise it for
+    data without samples. Check the path and the filters of the dataset, choose a smaller batch size or fewer processes,
+    or leave out ``drop_last``.
 
     Args:
         message: The problem, and the action that solves it. User names, passwords and queries of URLs in it are
@@ -137,10 +137,10 @@ class EmptyDatasetError(DataError):
 
 
 class ShardError(DataError):
-    """Report that a file of a dataset is missing, damaged, changed, or of the wrong kind for its reader.
+    """A file of a dataset is missing, damaged, changed, or of the wrong kind for its reader.
 
-    It is a ``DataError`` and so a ``ValueError``, not an ``OSError``. ``ShardedFiles`` raises it when it finds and
-    counts the files, and when it reads a sample; so do ``ShardFile`` and the readers ``JsonLines``, ``TextLines``,
+    It is a ``DataError`` and therefore a ``ValueError``, not an ``OSError``. ``ShardedFiles`` raises it when it finds
+    and counts the files, and when it reads a sample; so do ``ShardFile`` and the readers ``JsonLines``, ``TextLines``,
     ``Parquet`` and ``TarSamples``. The message names the file and, for lines, the line number. Correct the path, write
     the file again, or leave it out of ``paths``.
 

@@ -1,7 +1,7 @@
 """Keeps the state of the objects of a script, and restores it in place, since other objects refer to the same objects.
 
-It covers the state that ``find_state`` finds, and its holders. Of the script only numbers and elements are copied, and
-only changed values are written.
+It covers the state that ``find_state`` finds, and its holders. Only numbers and elements are copied, and only changed
+values are written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeptState:
         most_bytes: The largest number of bytes of tensors and arrays to copy.
 
     Attributes:
-        running: The places of generators and other iterators that cannot be set back.
+        running: The places of generators and other iterators that cannot be rewound.
 
     Example:
         >>> from types import SimpleNamespace
@@ -234,7 +234,7 @@ class KeptState:
 
 @contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Switch off garbage collection within the block: nothing becomes garbage, and the search for it takes long."""
+    """Switch off garbage collection within the block, since nothing becomes garbage and the search would take long."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -254,7 +254,7 @@ def _is_kept_where_it_is_held(value: Any) -> bool:
 
 
 def _is_running(value: object) -> bool:
-    """Return whether a value is an iterator that cannot be set back."""
+    """Return whether a value is an iterator that cannot be rewound."""
     if isinstance(value, GeneratorType):
         return True
     kind = type(value)

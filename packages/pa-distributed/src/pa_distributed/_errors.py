@@ -86,7 +86,7 @@ def without_secrets(text: str, url: str = "") -> str:
             URLs in ``text`` are searched.
 
     Returns:
-        The message with ``***`` in the place of each secret part.
+        The message with ``***`` in place of each secret part.
 
     Example:
         >>> from pa_distributed import without_secrets

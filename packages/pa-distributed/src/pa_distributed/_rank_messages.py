@@ -40,14 +40,14 @@ class RankMessages:
 
     Create an object for each common task. Every process must create the same number of objects in the same order, in
     its main thread; messages of different objects do not mix. All methods may then be called from any thread.
-    ``torch.distributed`` must be initialised. The constructor has no arguments.
+    ``torch.distributed`` must be initialized. The constructor has no arguments.
 
     Attributes:
         rank: The rank of this process, from 0.
         num_processes: The number of processes.
 
     Raises:
-        ValueError: ``torch.distributed`` is not initialised.
+        ValueError: ``torch.distributed`` is not initialized.
 
     Example:
         >>> import torch

@@ -115,7 +115,7 @@ def _first_then_others(*, local: bool) -> Generator[None]:
 def rank_zero_first(*, local: bool = False) -> BlockOrDecorator:
     """Run a block or a function on rank 0 first, and on the other ranks after that.
 
-    Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenised data
+    Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenized data
     set: rank 0 writes the cache, and the other ranks read it. If only rank 0 should run the function, use
     ``rank_zero_only``. Every process must enter the block, and in it no process may wait for the others:
     ``gather_objects`` raises an error there. If rank 0 raises an exception in the block, the other ranks run the block

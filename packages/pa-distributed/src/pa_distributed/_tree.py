@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Node(NamedTuple, Generic[_T]):
-    """The sum over some neighbouring micro-batches.
+    """The sum over some neighboring micro-batches.
 
     Attributes:
         level: The binary logarithm of the largest number of micro-batches in the node.
@@ -42,13 +42,13 @@ def block_of(count: int, rank: int, num_processes: int) -> range:
 
 
 def push(nodes: list[Node[_T]], node: Node[_T], count: int, add: Callable[[_T, _T], _T]) -> None:
-    """Append a node to the nodes on its left, and merge neighbours that form a larger node.
+    """Append a node to the nodes on its left, and merge neighbors that form a larger node.
 
     Args:
         nodes: The nodes so far, from left to right. The list is changed.
         node: The next node.
         count: The number of micro-batches of the update.
-        add: A function that returns the sum of the values of two neighbours. It may change and return the left value.
+        add: A function that returns the sum of the values of two neighbors. It may change and return the left value.
     """
     nodes.append(node)
     while True:

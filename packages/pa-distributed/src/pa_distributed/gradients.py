@@ -81,7 +81,7 @@ class GradientExchange:
     unfrozen at any time. Parameters that ``DistributedDataParallel`` was told to ignore
     are ignored here, too. Gradients of embeddings with ``sparse=True`` are averaged as sparse tensors.
 
-    ``torch.distributed`` must be initialised, and every process must make the same calls.
+    ``torch.distributed`` must be initialized, and every process must make the same calls.
 
     Args:
         modules: The trained modules, with the same parameters on each process.
@@ -100,7 +100,7 @@ class GradientExchange:
         parameters: The parameters that took part in the last exchange; empty before the first.
 
     Raises:
-        ValueError: ``torch.distributed`` is not initialised.
+        ValueError: ``torch.distributed`` is not initialized.
 
     Example:
         >>> import torch

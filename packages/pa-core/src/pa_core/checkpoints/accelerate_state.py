@@ -1,4 +1,4 @@
-"""Recognising training states that accelerate wrote for other trainers, without unpickling them."""
+"""Recognizing training states that accelerate wrote for other trainers, without unpickling them."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class MetaWeights:
 
 
 def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
-    """Replace tensors on the meta device with real tensors, full of values that initialisation never sets.
+    """Replace tensors on the meta device with real tensors, full of values that initialization never sets.
 
     Args:
         missing: The tensors; a tensor may occur under several names.

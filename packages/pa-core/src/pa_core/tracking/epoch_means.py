@@ -580,7 +580,7 @@ class StepMeans(dict[str, LossTracker]):
         Args:
             history: The history that records the means.
             loss_name: The name of the loss of the epoch, for example "train_loss_epoch". Each mean is recorded under
-                this name with its own name in the place of "loss".
+                this name with its own name in place of "loss".
 
         Example:
             >>> from pa_core.tracking import InMemoryRunHistory, StepMeans

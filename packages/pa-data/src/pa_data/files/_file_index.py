@@ -48,7 +48,7 @@ class IndexFolder:
         Args:
             path: The file.
             kind: The versioned name of the algorithm that computes the index.
-            stamp: The present size and version of the file.
+            stamp: The current size and version of the file.
             make: A function that computes the index.
         """
         target = self._place(path, kind)

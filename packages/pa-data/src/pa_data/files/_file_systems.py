@@ -60,7 +60,7 @@ def remote(url: str, options: Mapping[str, Any]) -> tuple[FileSystem, str]:
 
     Args:
         url: The URL.
-        options: The arguments for the file system, as fsspec takes them.
+        options: The arguments for the file system, in the form that fsspec accepts.
 
     Raises:
         ShardError: fsspec is not installed, or does not support the URL.
@@ -157,7 +157,7 @@ def stamp_of(path: str, options: Mapping[str, Any]) -> Stamp:
 
 
 def explained(path: str, error: BaseException) -> ShardError:
-    """Return the error to raise in the place of an error of a file system.
+    """Return the error to raise in place of an error of a file system.
 
     Args:
         path: The file.

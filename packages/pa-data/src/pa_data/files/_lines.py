@@ -23,7 +23,7 @@ _NEW_LINE, _RETURN = b"\n", b"\r"
 
 @dataclass(frozen=True)
 class TextLines:
-    r"""Read text files in which each line is a sample, as a string without the line break.
+    r"""Reads text files in which each line is a sample, as a string without the line break.
 
     Pass it to ``ShardedFiles`` as the reader. Empty lines are skipped. Lines may end with ``\n`` or ``\r\n``. Each file
     is read once to find its lines; pass ``index`` to ``ShardedFiles`` to keep the positions. For one JSON value per
@@ -81,7 +81,8 @@ class TextLines:
             file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            An object that returns line ``n``, as a string, for the index ``n``, counted from 0 without empty lines.
+            An object that returns line ``n``, as a string, for the index ``n``, counted from 0, not counting empty
+            lines.
 
         Raises:
             ShardError: The file is missing or damaged. Reading a line raises it if the line is not text in the
@@ -103,7 +104,7 @@ class TextLines:
 
 @dataclass(frozen=True)
 class JsonLines:
-    r"""Read files of JSON lines, in which each line is a sample, as ``json.loads`` parses it.
+    r"""Reads files of JSON lines, in which each line is a sample, as ``json.loads`` parses it.
 
     Pass it to ``ShardedFiles`` as the reader. Each line is a JSON value in UTF-8: usually an object, which becomes a
     dictionary. Empty lines are skipped. Each file is read once to find its lines; pass ``index`` to ``ShardedFiles`` to
@@ -156,7 +157,7 @@ class JsonLines:
             file: The file, on disk or in an object store, compressed or not.
 
         Returns:
-            An object that returns the parsed line ``n`` for the index ``n``, counted from 0 without empty lines.
+            An object that returns the parsed line ``n`` for the index ``n``, counted from 0, not counting empty lines.
 
         Raises:
             ShardError: The file is missing or damaged. Reading a line raises it if the line is not valid JSON.

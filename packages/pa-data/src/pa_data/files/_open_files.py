@@ -17,11 +17,11 @@ _MOST = 128
 
 
 class OpenShards:
-    """Open files; files that were not used for the longest time are closed.
+    """Open files; the files that have been unused for the longest time are closed.
 
     Args:
         window: The number of samples that are read in random order.
-        lanes: The number of places that take turns.
+        lanes: The number of places that are read in turn.
     """
 
     def __init__(self, window: int, lanes: int) -> None:
@@ -29,7 +29,7 @@ class OpenShards:
         self._forget()
 
     def get(self, number: int, count: int, open_shard: Callable[[], OpenShard[Any]]) -> OpenShard[Any]:
-        """Return an open shard that this process has opened: clients of stores do not survive a fork.
+        """Return an open shard that this process itself has opened, since store clients do not survive a fork.
 
         Args:
             number: The number of the shard.

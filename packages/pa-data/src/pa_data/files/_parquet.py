@@ -22,16 +22,16 @@ __all__ = ["Parquet"]
 
 @dataclass(frozen=True)
 class Parquet:
-    """Read Parquet files in which each row is a sample, as a dictionary of Python values by column.
+    """Reads Parquet files in which each row is a sample, as a dictionary of Python values by column.
 
     Pass it to ``ShardedFiles`` as the reader. It needs pyarrow: ``pip install pa-data[parquet]``. At the start only the
     footer of each file is read, for the number of rows. A row group, the smallest part that can be decoded, is decoded
-    when a row of it is requested, and cached. So ``cache_bytes`` of ``ShardedFiles`` should be large enough for the row
-    groups that a window covers.
+    when a row of it is requested, and cached. So the ``cache_bytes`` of ``ShardedFiles`` should be large enough for the
+    row groups that a window covers.
 
     Attributes:
-        columns: The names of the columns to read. The default, None, reads all columns. Naming only the needed columns
-            reads and decodes less.
+        columns: The names of the columns to read. The default, None, reads all columns. If you name only the columns
+            that you need, less is read and decoded.
 
     Raises:
         RuntimeError: pyarrow is not installed. ``count`` and ``open`` raise it, not the constructor.
@@ -166,7 +166,7 @@ def _open(file: ShardFile) -> Any:
 
 @contextmanager
 def _explaining(file: ShardFile) -> Generator[None]:
-    """Turn errors of pyarrow within the block into an error that names the file."""
+    """Turn pyarrow errors within the block into an error that names the file."""
     with file.explaining():
         try:
             yield

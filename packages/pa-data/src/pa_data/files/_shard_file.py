@@ -34,10 +34,10 @@ _UNKNOWN = (".zst", ".zstd", ".lz4", ".snappy", ".br", ".zip", ".7z")
 
 
 class ByteSource(Protocol):
-    """Describe an open file from which any range of bytes can be read; ``ShardFile.source`` returns it.
+    """An open file from which any range of bytes can be read; ``ShardFile.source`` returns it.
 
-    Use it as a type in your own reader. You need not implement it. It has no position, so processes that were forked
-    can share it, and it closes its file when it is deleted.
+    Use it as a type in your own reader. You need not implement it. It has no current position, so forked processes can
+    share it, and it closes its file when it is deleted.
 
     Example:
         >>> import tempfile
@@ -63,7 +63,7 @@ class ByteSource(Protocol):
             stop: The position after the last byte, at least ``start``.
 
         Returns:
-            The bytes; fewer than ``stop - start``, or none, if the file ends before.
+            The bytes; fewer than ``stop - start``, or none, if the file ends earlier.
 
         Raises:
             ShardError: The file cannot be read.
@@ -82,7 +82,7 @@ class ByteSource(Protocol):
 
 
 class ShardFile:
-    """Give a reader access to a file of a dataset, on disk or in an object store, compressed or not.
+    """Gives a reader access to a file of a dataset, on disk or in an object store, compressed or not.
 
     ``ShardedFiles`` creates an object for each file, and passes it to ``count`` and ``open`` of its reader. Create an
     object yourself to try out a reader. Creating it reads nothing. In a reader, call ``source`` to read single samples,
@@ -95,8 +95,8 @@ class ShardFile:
         path: The path of the file, or a URL that fsspec supports, for example ``s3://bucket/train.tar``.
         name: The name of the file within the common folder of the dataset. The default is the last component of
             ``path``.
-        options: The arguments for the file system of a URL, for example credentials, as fsspec takes them. The default
-            is none.
+        options: The arguments for the file system of a URL, for example credentials, in the form that fsspec accepts.
+            By default there are none.
 
     Attributes:
         path: The path or the URL of the file.
@@ -134,7 +134,7 @@ class ShardFile:
     def size(self) -> int:
         """The number of bytes of the file, an integer; compressed bytes if it is compressed.
 
-        It is read at the first use, and does not change afterwards, even if the file does; see ``check_unchanged``.
+        It is read on first use, and does not change afterwards, even if the file does; see ``check_unchanged``.
 
         Raises:
             ShardError: The file is missing or cannot be read.
@@ -158,24 +158,24 @@ class ShardFile:
     def has_index_in_memory(self) -> bool:
         """Whether ``index`` has computed arrays that are kept in memory only.
 
-        It is False at first, and always if ``ShardedFiles`` has an ``index`` folder. ``ShardedFiles`` reads it for its
-        warning that all files are read again at the next start of the script.
+        It is False at first, and stays False if ``ShardedFiles`` has an ``index`` folder. ``ShardedFiles`` reads it to
+        decide whether to warn that all files will be read again when the script starts the next time.
         """
         return bool(self._in_memory)
 
     def source(self) -> ByteSource:
         """Open the file for reading any range of bytes.
 
-        You call it in ``open`` of a reader, and read each sample with it. A compressed file is decompressed completely
-        at the first read, and kept in memory while it is in use. To read the whole file once, ``stream`` needs less
-        memory.
+        You call it in the ``open`` method of a reader, and read each sample from the result. A compressed file is
+        decompressed completely at the first read, and kept in memory while it is in use. To read the whole file once,
+        ``stream`` needs less memory.
 
         Returns:
-            An object with ``read(start, stop)``, a ``ByteSource``. It needs no closing.
+            An object with ``read(start, stop)``, a ``ByteSource``. You need not close it.
 
         Raises:
-            ShardError: The file is missing. Reading raises it for a damaged file, or a file too large to be
-                decompressed in memory: more than 1 GiB, or than ``cache_bytes`` of the dataset if that is larger.
+            ShardError: The file is missing. Reading raises it for a damaged file, or if a compressed file takes more
+                than 1 GiB decompressed (or more than the ``cache_bytes`` of the dataset, if that is larger).
 
         Example:
             >>> import gzip, tempfile
@@ -194,8 +194,8 @@ class ShardFile:
     def open(self, *, reads_all: bool = False) -> BinaryIO:
         """Open the file for reading and seeking, without decompressing it.
 
-        You call it in a reader for libraries that read a file object, for example pyarrow. For ranges of bytes,
-        ``source`` is simpler.
+        You call it in a reader to pass a file object to a library, for example pyarrow. For ranges of bytes, ``source``
+        is simpler.
 
         Args:
             reads_all: Whether to read ahead from an object store, for reading the whole file. The default, False,
@@ -229,16 +229,17 @@ class ShardFile:
     def stream(self) -> Generator[IO[bytes]]:
         r"""Open the file for reading it once from the beginning to the end, decompressed.
 
-        A context manager. You use it in the function that you pass to ``index``, to find the samples in the file. For
+        You use this context manager in the function that you pass to ``index``, to find the samples in the file. For
         single samples, use ``source``.
 
         Yields:
-            A file that is open in binary mode, and is closed when the block ends. Read it forwards only. For a
-            compressed file, it has no other method than ``read(size)``.
+            A file that is open in binary mode, and is closed when the block ends. Read it only forward. For a
+            compressed file, its only method is ``read(size)``.
 
         Raises:
-            ShardError: The file is missing or damaged, or its compression is not supported. Reading more than 1 GiB
-                from a compressed file raises it, too, or more than ``cache_bytes`` of the dataset if that is larger.
+            ShardError: The file is missing or damaged, or its compression is not supported. Reading also raises it if a
+                compressed file takes more than 1 GiB decompressed (or more than the ``cache_bytes`` of the dataset, if
+                that is larger).
 
         Example:
             >>> import gzip, tempfile
@@ -268,9 +269,9 @@ class ShardFile:
     def index(self, kind: str, make: Callable[[], Arrays]) -> Arrays:
         """Return arrays with the positions of the samples, from the index folder, or computed by a function.
 
-        You call it in ``count`` and ``open`` of a reader that must read a file to find its samples. With
-        ``index=FOLDER`` of ``ShardedFiles``, the arrays are computed once and kept on disk, until the file changes;
-        otherwise each process computes them once.
+        You call it in ``count`` and ``open`` of a reader that must read a file to find its samples. If ``ShardedFiles``
+        has an ``index`` folder, the arrays are computed once and kept on disk until the file changes; otherwise each
+        process computes them once.
 
         Args:
             kind: The versioned name of the algorithm in ``make``, for example ``"records-v1"``. Choose a new name
@@ -306,13 +307,13 @@ class ShardFile:
         """Return a decoded part of the file, from a cache that all files of the dataset share.
 
         You call it in a reader that decodes several samples at once, for example a row group. Each process has its own
-        cache of ``cache_bytes`` of ``ShardedFiles``, which drops the parts that were not used for the longest time. A
-        ``ShardFile`` that you create yourself has a cache of 256 MiB.
+        cache, as large as the ``cache_bytes`` of ``ShardedFiles``, which drops the parts that have been unused for the
+        longest time. A ``ShardFile`` that you create yourself has a cache of 256 MiB.
 
         Args:
             key: The key of the part within the file, any hashable object.
             make: A function that decodes the part. It is called if the part is not in the cache. The result must have
-                ``nbytes``, its size in bytes, as arrays, tables of pyarrow and ``memoryview`` have.
+                ``nbytes``, its size in bytes, as arrays, pyarrow tables and ``memoryview`` objects do.
 
         Returns:
             The part. It is shared, so do not change it.
@@ -329,14 +330,14 @@ class ShardFile:
 
     @contextmanager
     def explaining(self) -> Generator[None]:
-        """Turn errors of reading within the block into a ``ShardError`` that names the file.
+        """Turn read errors within the block into a ``ShardError`` that names the file.
 
-        A context manager. You use it in a reader around the calls to a library that reads the file. The methods of this
+        You use this context manager in a reader, around calls to a library that reads the file. The methods of this
         class use it themselves.
 
         Raises:
             ShardError: The block has raised an ``OSError``, or an error about damaged compressed data (``EOFError``,
-                ``zlib.error`` or ``lzma.LZMAError``). Any other error stays as it is.
+                ``zlib.error`` or ``lzma.LZMAError``). Any other error is raised unchanged.
 
         Example:
             >>> from pa_data.errors import ShardError
@@ -357,7 +358,8 @@ class ShardFile:
         """Raise an error if the file has changed since this object first read it.
 
         ``ShardedFiles`` calls it before it counts or opens a file, so a reader need not call it. The first call only
-        notes the size of the file and its version: the time of its last change or, in an object store, its tag.
+        records the size of the file and its version, which is the time of its last change or, in an object store, its
+        tag.
 
         Raises:
             ShardError: The size or the version of the file has changed, or the file is missing.
@@ -419,7 +421,7 @@ class _LocalBytes:
 
 
 class _RemoteBytes:
-    """Reads a file in blocks, which are cached: each request to a store takes some milliseconds."""
+    """Reads a file in blocks, which are cached because each request to a store takes some milliseconds."""
 
     def __init__(self, shard: ShardFile) -> None:
         self._shard = shard
@@ -490,7 +492,7 @@ def shard_files(
 
 
 class OpenShard(Protocol[_SampleT_co]):
-    """Describe the samples of an open file; any sequence, for example an array, is an open shard.
+    """The samples of an open file; any sequence, for example an array, is an open shard.
 
     ``ShardReader.open`` returns it, and ``ShardedFiles`` reads each sample with ``shard[row]``, where ``row`` is from 0
     to one less than the number that ``ShardReader.count`` returned. Your class need not derive from this class. If it
@@ -515,12 +517,12 @@ class OpenShard(Protocol[_SampleT_co]):
 
 
 class ShardReader(Protocol[_SampleT_co]):
-    """Describe a reader of files of a certain kind, whose samples can be read in any order.
+    """A reader of files of a certain kind, whose samples can be read in any order.
 
     Implement it for your own format, and pass an object of your class to ``ShardedFiles``. The methods ``count`` and
     ``open`` are enough, and the class need not derive from this class. The readers ``JsonLines``, ``TextLines``,
-    ``Parquet`` and ``TarSamples`` are there for common formats. The object must be picklable if workers are started
-    with ``"spawn"`` or ``"forkserver"``.
+    ``Parquet`` and ``TarSamples`` read common formats. The object must be picklable if workers are started with
+    ``"spawn"`` or ``"forkserver"``.
 
     Example:
         >>> import tempfile
@@ -540,9 +542,9 @@ class ShardReader(Protocol[_SampleT_co]):
     def count(self, file: ShardFile) -> int:
         """Return the number of samples of a file; implement it in your reader.
 
-        ``ShardedFiles`` calls it for each file when it is created, on every process. With ``counts``, it calls it only
-        when a file is first opened, to compare the numbers. The number must be the same whenever the same file is
-        counted.
+        ``ShardedFiles`` calls it for each file when it is created, on every process. If you pass ``counts``, it calls
+        the method only when a file is first opened, to compare the numbers. The number must be the same whenever the
+        same file is counted.
 
         Args:
             file: The file. ``file.index`` keeps positions that are slow to find, for later calls and for ``open``.
@@ -582,8 +584,8 @@ class ShardReader(Protocol[_SampleT_co]):
                 cache. ``file.path`` is its path or URL.
 
         Returns:
-            An object that returns sample ``n`` for the index ``n``, counted from 0. Its method ``close``, if it has
-            any, is called when the file is no longer in use.
+            An object that returns sample ``n`` for the index ``n``, counted from 0. If it has a ``close`` method, this
+            method is called when the file is no longer in use.
 
         Raises:
             ShardError: The file is missing, damaged or of the wrong kind. The methods of ``file`` raise it for you;

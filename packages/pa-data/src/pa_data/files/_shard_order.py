@@ -25,25 +25,25 @@ _SEQUENCE = -1  # extends the key of the shards, where windows have their number
 
 @dataclass(frozen=True)
 class ShardOrder(Order):
-    """Visit each sample once an epoch, so that only a few files are read at a time.
+    """Visits each sample once per epoch, in an order that reads only a few files at a time.
 
     ``ShardedFiles`` has it as its ``default_order``, so you rarely create it. Instead, pass ``window``, ``lanes`` and
     ``block`` to ``ShardedFiles``. A full shuffle would open all files at once; this order trades some randomness for
     sequential reading. In each epoch, the files, here called shards, come in a random order. The sequence of all
     samples is cut into windows of consecutive samples, and each window is shuffled. A window that crosses the end of a
     shard mixes samples of several shards. Any position is computed directly, so a run resumes without reading the
-    samples before it.
+    samples before that position.
 
     With several lanes, the sequence is cut into equally long parts that take turns: ``block`` samples of the first
     lane, then of the second, and so on. If ``lanes`` is the number of processes times their workers, and ``block`` is
-    the batch size of a process, each worker reads its own lane. On other numbers of processes and workers the order is
-    the same, but several workers read the same files.
+    the batch size of a process, each worker reads its own lane. With other numbers of processes and workers, the order
+    is the same, but several workers read the same files.
 
     Attributes:
         names: The name of each shard. The names only identify the order in saved states.
         counts: The number of samples of each shard, in the order of ``names``.
-        window: The number of consecutive samples that are shuffled together, in all lanes together. The default is
-            10,000. A larger window shuffles better, and reads more files at a time. 1 keeps the samples of a shard in
+        window: The number of consecutive samples that are shuffled together, over all lanes. The default is 10,000. A
+            larger window shuffles better, but reads more files at a time. A window of 1 keeps the samples of a shard in
             sequence.
         lanes: The number of parts that take turns, at most ``window``. The default is 1, for one process without
             workers.
@@ -92,7 +92,7 @@ class ShardOrder(Order):
             The order of the epoch, with each sample once.
 
         Raises:
-            DataError: The dataset has a different number of samples, for example since it is a subset.
+            DataError: The dataset has a different number of samples, for example because it is a subset.
 
         Example:
             >>> from pa_data.files import ShardOrder

@@ -30,7 +30,7 @@ _MUCH_TO_READ = 1 << 30
 
 
 class ShardedFiles(Dataset[_SampleT_co]):
-    r"""Present the samples of many files, here called shards, as a single dataset with a length and indices.
+    r"""Presents the samples of many files, here called shards, as a single dataset with a length and indices.
 
     Use it for data that does not fit into memory, on disk or in an object store. Unlike a stream, it can resume at any
     sample, be split over any number of processes, and be shuffled differently in each epoch. Pass it to a
@@ -40,8 +40,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
     are shuffled within windows, so that only a few files are read at a time. The order is the same on any number of
     processes and with any number of workers, and a resumed run opens only the files that it needs next.
 
-    The files must not change while the dataset is in use; a changed file is an error. Each process keeps a few files
-    open, and up to ``cache_bytes`` of decoded content.
+    The files must not change while the dataset is in use; if a file has changed, an error is raised. Each process keeps
+    a few files open, and up to ``cache_bytes`` of decoded content.
 
     Args:
         paths: The files: paths, URLs that fsspec supports, and patterns such as ``"train/*.parquet"``, which stand for
@@ -49,22 +49,24 @@ class ShardedFiles(Dataset[_SampleT_co]):
         reader: The reader of the format: ``JsonLines()``, ``TextLines()``, ``Parquet()``, ``TarSamples()``, or your own
             ``ShardReader``.
         transform: A function that converts a sample of the reader. Its random numbers depend on the index of the sample
-            in a ``KeyedDataLoader``. By default samples stay as the reader returns them.
+            in a ``KeyedDataLoader``. By default, samples are not converted.
         window: The number of consecutive samples that are shuffled together. The default is 10,000. A larger window
-            shuffles better, and reads more files at a time.
+            shuffles better, but reads more files at a time.
         lanes: The number of places at which the files are read at the same time, at most ``window``. The default is 1,
-            for one process without workers. Best is a multiple of the number of processes times their workers.
-        block: The number of consecutive samples from a lane. The default is 32, a common batch size. Best is the batch
-            size of a process.
+            for one process without workers. The best choice is a multiple of the number of processes times their
+            workers.
+        block: The number of consecutive samples from a lane. The default is 32, a common batch size. The best choice is
+            the batch size of a process.
         counts: The number of samples of each shard, if you know it. Then nothing is read at the start, and a shard is
             indexed when it is first used. By default the samples are counted at the start.
         index: A folder for the indexes of readers, for example the positions of lines. It is created if it is missing.
-            The indexes are computed once, and again for a file whose size or time of change differs. By default each
-            process keeps them in memory, and reads each file once at the start; a warning says so above 1 GB.
-        cache_bytes: The bytes of decoded content that each process keeps. The default is 256 MiB. A warning says so if
-            the windows need more.
-        storage_options: The arguments for the file system of URLs, for example credentials, as fsspec takes them. The
-            default is none.
+            The indexes are computed once, and again for a file whose size or modification time has changed. By default,
+            each process keeps them in memory and reads each file once at the start; if the files are larger than 1 GB,
+            a warning is given.
+        cache_bytes: The number of bytes of decoded content that each process keeps. The default is 256 MiB. If the
+            windows need more, a warning is given.
+        storage_options: The arguments for the file system of URLs, for example credentials, in the form that fsspec
+            accepts. By default there are none.
 
     Attributes:
         paths: The file of each shard.
@@ -73,7 +75,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     Raises:
         ShardError: No file matches a pattern, a file is named twice, or a file is missing or damaged. With ``counts``,
-            a file is read only when a sample of it is requested, and raises the error then.
+            a file is read only when one of its samples is requested, and the error is raised then.
         EmptyDatasetError: There are no samples.
         DataError: A number is out of its range, or ``counts`` does not have a number for each file.
 
@@ -229,7 +231,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         return self._reader.open(file)
 
     def _count(self) -> tuple[int, ...]:
-        """Count the samples of all files; each process of a machine begins elsewhere, so that they share the work."""
+        """Count the samples of all files; processes on a machine begin at different files, to share the work."""
         rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         first = len(self._files) * rank // max(1, ranks)
         counts = [0] * len(self._files)

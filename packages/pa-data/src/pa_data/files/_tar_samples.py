@@ -23,10 +23,10 @@ _NAME = re.compile(r"((?:.*/)?[^/.]+)(?:\.([^/]*))?")
 
 @dataclass(frozen=True)
 class TarSample:
-    """Hold the files of a sample in a tar archive.
+    """The files of a sample in a tar archive.
 
-    ``TarSamples`` returns it for each sample. Decode the bytes in ``transform`` of ``ShardedFiles``, since batches
-    cannot be collated from objects of this class.
+    ``TarSamples`` returns it for each sample. Decode the bytes in the ``transform`` of ``ShardedFiles``, since objects
+    of this class cannot be collated into batches.
 
     Attributes:
         key: The common name of the files, up to the first dot, including folders, for example ``"train/0001"``.
@@ -46,10 +46,10 @@ class TarSample:
 
 @dataclass(frozen=True)
 class TarSamples:
-    """Read tar archives in the format of WebDataset: consecutive files with the same name are a sample.
+    """Reads tar archives in the format of WebDataset: consecutive files with the same name form a sample.
 
-    Pass it to ``ShardedFiles`` as the reader. The name ends at the first dot, and the rest tells the files of a sample
-    apart, for example ``0001.jpg`` and ``0001.cls``. Files whose name begins with a dot are skipped. A sample is a
+    Pass it to ``ShardedFiles`` as the reader. The name ends at the first dot, and the rest distinguishes the files of a
+    sample, for example ``0001.jpg`` and ``0001.cls``. Files whose name begins with a dot are skipped. A sample is a
     ``TarSample`` with the bytes of its files; pass ``transform`` to ``ShardedFiles`` to decode them. The headers of
     each archive are read once to find the files; pass ``index`` to ``ShardedFiles`` to keep the positions.
 

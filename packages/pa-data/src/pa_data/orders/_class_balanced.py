@@ -1,4 +1,4 @@
-"""The order with equally many samples of each class."""
+"""The order with the same number of samples of each class."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NUMBER_NAMES = (
 
 
 class ClassBalanced(Order):
-    """Visit equally many samples of each class in every epoch, spread evenly over the epoch.
+    """Visits the same number of samples of each class in every epoch, spread evenly over the epoch.
 
     Use it for a classification dataset with rare classes, as ``order`` of a ``KeyedDataLoader``. The number of samples
     of each class is fixed, not drawn, so it is the same in every epoch, and nearly the same in any few thousand
     consecutive positions. Each class is visited in shuffled passes that continue from one epoch to the next, so all
-    samples of a class are visited before any of them returns. Drawing with weights, as ``Weighted`` does, leaves out a
-    third of a rare class in each pass and repeats other samples.
+    samples of a class are visited before any of them is repeated. Drawing with weights, as ``Weighted`` does, leaves
+    out a third of a rare class in each pass and repeats other samples.
 
     A sample that appears several times in an epoch gets different random augmentation each time. The order needs no
     table for an epoch, because any position is computed in some milliseconds.
@@ -39,8 +39,8 @@ class ClassBalanced(Order):
         labels: The class of each sample, in the order of the dataset, as integers in one dimension. They need not be
             consecutive.
         num_samples: The number of samples of an epoch. By default it is the largest multiple of the number of classes
-            that is at most the number of labels, so that all classes have the same number. If it is not a multiple, the
-            first classes have one sample more.
+            that is at most the number of labels, so that all classes have the same number. If it is not a multiple,
+            each of the first classes has one more sample.
 
     Attributes:
         num_samples: The number of samples of an epoch.
@@ -82,7 +82,7 @@ class ClassBalanced(Order):
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
-        """Return the order of an epoch with equally many samples of each class.
+        """Return the order of an epoch with the same number of samples of each class.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
         Nothing is computed before ``EpochOrder.indices``.
@@ -91,7 +91,7 @@ class ClassBalanced(Order):
             num_samples: The number of samples of the dataset, which must be the number of labels. It is not the number
                 of samples of the epoch.
             seed: The seed of the run.
-            epoch: The epoch number, from 0. The passes through the classes continue from the epoch before.
+            epoch: The epoch number, from 0. The passes through the classes continue from the previous epoch.
 
         Returns:
             The order of the epoch, of ``self.num_samples`` positions.

@@ -26,11 +26,11 @@ _DRAWS = -6  # extends the key of an epoch for draws in the choice of its sample
 
 
 class Curriculum(Order):
-    """Visit in each epoch the samples that a function chooses for it, in a random order by default.
+    """Visits the samples that a function chooses for each epoch, in random order by default.
 
     Use it to begin with easy samples, to drop samples after some epochs, or to repeat hard samples. Pass it as
-    ``order`` to a ``KeyedDataLoader``. Epochs may have different lengths. To choose the sequence of the samples as
-    well, derive from ``TableOrder``.
+    ``order`` to a ``KeyedDataLoader``. Epochs may have different lengths. To choose the sequence of the samples, too,
+    derive from ``TableOrder``.
 
     The function must depend only on the epoch number, not on the progress of training, since it is called when a loader
     is created, whenever an epoch is chosen, and again in a resumed run. It should be fast. Random numbers that it draws
@@ -50,8 +50,8 @@ class Curriculum(Order):
         shuffle: Whether the chosen samples are shuffled.
 
     Raises:
-        TypeError: ``choose`` is not a function. An error about its returned values is raised when an epoch is chosen,
-            see ``epoch_order``.
+        TypeError: ``choose`` is not a function. If its return values are wrong, an error is raised when an epoch is
+            chosen; see ``epoch_order``.
 
     Example:
         >>> import torch
@@ -93,8 +93,8 @@ class Curriculum(Order):
 
         Raises:
             TypeError: The function has returned neither integers nor booleans in one dimension.
-            DataError: It has returned indices out of range, or a mask of the wrong length.
-            EmptyDatasetError: It has returned no sample.
+            DataError: The function has returned indices out of range, or a mask of the wrong length.
+            EmptyDatasetError: The function has returned no sample.
 
         Example:
             >>> from pa_data.orders import Curriculum

@@ -24,12 +24,12 @@ RANDPERM_LIMIT = 10_000_000
 
 
 class EpochOrder(ABC):
-    """Represent the order in which a single epoch visits the samples of a dataset.
+    """The order in which a single epoch visits the samples of a dataset.
 
-    ``epoch_order``, and the method of the same name of each ``Order``, returns it; ``KeyedDataLoader.order`` is the
-    order of its epoch. Call ``indices`` to look up which sample comes at which position. Derive from it, and implement
-    ``compute_indices``, for a custom order that computes any position without a table; for a table, derive from
-    ``TableOrder``. An ``Order`` makes such an object for each epoch.
+    The ``epoch_order`` function and the ``epoch_order`` method of each ``Order`` return it; ``KeyedDataLoader.order``
+    is the order of the loader's current epoch. Call ``indices`` to look up which sample comes at which position. Derive
+    from it, and implement ``compute_indices``, for a custom order that computes any position without a table; for a
+    table, derive from ``TableOrder``. An ``Order`` makes such an object for each epoch.
 
     Args:
         num_samples: The number of samples that the epoch visits, which may differ from the length of the dataset.
@@ -40,7 +40,7 @@ class EpochOrder(ABC):
         algorithm: The versioned name of the algorithm, which a derived class must set. Its meaning never changes: with
             the same seed and epoch, ``epoch_order`` returns the same order for it in all later versions.
         repeats: Whether a sample may appear more than once. Random augmentation then depends on the position instead of
-            the sample, so that it differs. False by default.
+            the sample, so that it differs each time. False by default.
         num_samples: The number of samples that the epoch visits.
 
     Example:
@@ -77,7 +77,7 @@ class EpochOrder(ABC):
             tensor.
 
         Raises:
-            IndexError: Not ``0 <= start <= stop <= num_samples``.
+            IndexError: The positions are not in the range ``0 <= start <= stop <= num_samples``.
 
         Example:
             >>> from pa_data.orders import epoch_order
@@ -126,7 +126,7 @@ class EpochOrder(ABC):
         return None
 
     def shares(self, stop: int) -> Mapping[str, float]:
-        """Return which fraction of the first positions belongs to each source of the data, by name.
+        """Return the fraction of the first positions that belongs to each data source, by name.
 
         You call it to log how much each dataset of a ``Mixture`` has contributed so far in the epoch. Other orders
         return an empty mapping, unless a derived class overrides the method.
@@ -138,7 +138,7 @@ class EpochOrder(ABC):
             Fractions that sum to 1, or an empty mapping for data with a single source or if ``stop`` is 0.
 
         Raises:
-            IndexError: Not ``0 <= stop <= num_samples``.
+            IndexError: The position is not in the range ``0 <= stop <= num_samples``.
 
         Example:
             >>> from pa_data.orders import Mixture
@@ -211,15 +211,15 @@ _ORDERS: dict[str, type[EpochOrder]] = {
 def epoch_order(
     num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, algorithm: str | None = None
 ) -> EpochOrder:
-    """Return the order of an epoch: a random permutation of the samples, or their sequence.
+    """Return the order of an epoch: a random permutation of the samples, or their original sequence.
 
-    Use it directly for a custom loader; ``KeyedDataLoader`` uses it by default. For other orders, take a class such as
-    ``Weighted`` and call its method of the same name. Each position depends only on the seed and the epoch, so any
+    Use it directly for a custom loader; ``KeyedDataLoader`` uses it by default. For other orders, create an object such
+    as ``Weighted`` and call its ``epoch_order`` method. Each position depends only on the seed and the epoch, so any
     process can compute any part at any time.
 
-    Nothing is computed before the first call of ``EpochOrder.indices``. Up to 10 million samples the order is
-    ``torch.randperm`` with a separate generator. Above, such a table would take seconds and up to gigabytes, so 65,536
-    positions are computed at a time, without a table.
+    Nothing is computed before the first ``EpochOrder.indices`` call. For up to 10 million samples, the order is the
+    result of ``torch.randperm`` with a separate generator. For more samples, such a table would take seconds and up to
+    gigabytes of memory, so 65,536 positions are computed at a time, without a table.
 
     Args:
         num_samples: The number of samples of the dataset, at least 0.
@@ -228,8 +228,8 @@ def epoch_order(
         shuffle: Whether the order is random. The default is True, for training. With False the samples are visited in
             the order of the dataset.
         algorithm: The ``EpochOrder.algorithm`` of an order to reproduce: ``"identity"``, ``"randperm-v1"`` or
-            ``"feistel-v1"``. By default ``shuffle`` and the number of samples decide; a name takes precedence over
-            both.
+            ``"feistel-v1"``. By default, the algorithm depends on ``shuffle`` and the number of samples; a name takes
+            precedence over both.
 
     Returns:
         The order, whose ``indices(start, stop)`` returns the samples at any positions.

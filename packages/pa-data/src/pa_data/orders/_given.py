@@ -15,8 +15,8 @@ def order_of_dataset(dataset: object, order: object = None) -> Order | None:
     """Return the order in which to visit a dataset: the passed order, or the ``default_order`` of the dataset.
 
     Use it in a custom loader or function that takes an ``order`` argument. Datasets such as ``Mixture`` and
-    ``ShardedFiles`` have an order that suits them, as their attribute ``default_order``. For a wrong value, the error
-    says which order to pass, for example in the place of a sampler of torch.
+    ``ShardedFiles`` have an order that suits them in their ``default_order`` attribute. If the passed value is not an
+    order, the error says which order to pass, for example instead of a torch sampler.
 
     Args:
         dataset: Any dataset. Pass None to check the order alone.

@@ -39,8 +39,8 @@ class Interleaving:
     """Spreads the samples of several sources over an epoch.
 
     The epoch is cut into stretches of about 4,096 positions. Each stretch has its share of every source, rounded so
-    that all shares add up, and is shuffled. A division tells how many samples of a source come before a stretch, so any
-    position is found without the positions before it.
+    that all shares add up, and is shuffled. The number of samples of a source that come before a stretch is the result
+    of a division, so any position is found without computing the positions before it.
 
     Args:
         counts: The number of samples of each source, as int64.
@@ -82,7 +82,7 @@ class Interleaving:
         return (self._counts * number + self._phases) // self._num_stretches
 
     def _stretch(self, number: int) -> Stretch:
-        """Return the stretch of a number."""
+        """Return the stretch with a number."""
         taken = self._taken_before(number)
         counts = self._taken_before(number + 1) - taken
         in_turn = torch.arange(counts.numel()).repeat_interleave(counts)

@@ -1,4 +1,4 @@
-"""The order in which samples of similar length are neighbours."""
+"""The order in which samples of similar length are neighbors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _GROUPS_OF_WINDOW = 50
 
 
 class LengthGrouped(Order):
-    """Visit each sample once an epoch in a random order, with samples of similar length next to each other.
+    """Visits each sample once per epoch in random order, with samples of similar length next to each other.
 
-    Use it for texts or other sequences that a batch pads to the longest sample, as ``order`` of a ``KeyedDataLoader``.
-    Neighbors of similar length need less padding. All batches have the same number of samples; if their size should
-    depend on the lengths, use ``TokenBudget``.
+    Use it for texts or other sequences that are padded to the longest sample of a batch, as the ``order`` of a
+    ``KeyedDataLoader``. Neighbors of similar length need less padding. All batches have the same number of samples; if
+    their size should depend on the lengths, use ``TokenBudget``.
 
     The epoch is shuffled as a whole. Each window of consecutive samples is then sorted by length and cut into groups,
     and the groups are shuffled. A window is computed when it is needed.
@@ -35,8 +35,8 @@ class LengthGrouped(Order):
     Args:
         lengths: The length of each sample, in the order of the dataset, in tokens or in any other unit, as whole
             numbers.
-        group_size: The number of samples of similar length that stay together, at least 2. Best is the number of
-            samples of an update, or a multiple: batch size x processes x accumulated batches.
+        group_size: The number of samples of similar length that stay together, at least 2. The best choice is the
+            number of samples of an update (batch size x processes x accumulated batches), or a multiple of it.
         window: The number of samples that are sorted together, a multiple of ``group_size``. The default, None, means
             50 groups, which pads little and still mixes well. A larger window pads less, but its groups are less
             diverse.

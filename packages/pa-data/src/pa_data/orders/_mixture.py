@@ -28,21 +28,22 @@ _SampleT_co = TypeVar("_SampleT_co", covariant=True)
 
 
 class Mixture(ConcatDataset[_SampleT_co]):
-    """Combine several datasets into a single dataset, in which each has its share of every epoch.
+    """Combines several datasets into a single dataset, in which each has its share of every epoch.
 
     Use it to train on datasets of very different sizes, or with chosen proportions. As a dataset, it is the
     concatenation of the datasets, which is right for an evaluation. For training it has a ``default_order``, which a
     ``KeyedDataLoader`` with ``shuffle=True`` uses. In this order, each epoch has a fixed number of samples of each
     dataset, spread evenly over the epoch. Each dataset is visited in shuffled passes that continue from one epoch to
-    the next, so all samples of a dataset are visited before any of them returns, even if its share is small.
+    the next, so all samples of a dataset are visited before any of them is repeated, even if its share is small.
 
     A sample that appears several times in an epoch gets different random augmentation each time. Batches contain
     samples of all datasets, so all samples must have the same structure.
 
     Args:
         datasets: The datasets by name, each with a length and integer indices.
-        weights: The share of each dataset in an epoch, relative to the others, by the same names. By default the
-            lengths decide, so that each sample comes equally often. A weight of 0 leaves out a dataset.
+        weights: The share of each dataset in an epoch, relative to the others, by the same names. By default, the
+            shares are proportional to the lengths, so that each sample comes the same number of times. A weight of 0
+            leaves out a dataset.
         num_samples: The number of samples of an epoch, over all datasets and processes. By default it is the sum of the
             lengths.
 

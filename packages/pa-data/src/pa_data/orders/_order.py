@@ -25,15 +25,15 @@ class Order(ABC):
     Attributes:
         name: The versioned name of the order, for example ``"shuffled-v1"``. A derived class must set it, and change it
             whenever it changes the order.
-        makes_batches: Whether its epochs say where batches end, in ``EpochOrder.batch_ends``. A loader then has no
+        makes_batches: Whether its epochs define where batches end, in ``EpochOrder.batch_ends``. A loader then has no
             batch size. False by default.
         equal_epochs: Whether all epochs have as many samples and batches as the first. False by default. Set it to True
-            if that is so, since a program that plans a whole run otherwise computes the length of each epoch at the
+            if they have, since otherwise a program that plans a whole run computes the length of each epoch at the
             start.
         ascends: Whether samples come in the order of the dataset, the only order in which an ``IterableDataset`` can be
             read. False by default.
-        is_plain: Whether each sample comes once, shuffled or in sequence, so that ``shuffle`` of a loader can stand for
-            it. False by default.
+        is_plain: Whether each sample comes once, shuffled or in sequence, so that the ``shuffle`` argument of a loader
+            can describe the order. False by default.
 
     Example:
         >>> import torch
@@ -76,8 +76,8 @@ class Order(ABC):
             The order, from which any positions can be requested.
 
         Raises:
-            DataError: The order belongs to a dataset of a different length. An implementation with a table of the
-                samples raises it.
+            DataError: The order belongs to a dataset of a different length. Implementations that have a value for each
+                sample raise it.
 
         Example:
             >>> import torch
@@ -102,8 +102,8 @@ class Order(ABC):
         """Return whether each epoch visits each sample of the dataset exactly once, in batches of any size.
 
         You call it to find out whether an order could be replaced by any other without changing which samples an epoch
-        has. ``Mixture`` calls it for the ``default_order`` of its datasets. The first epoch of seed 0 decides, so a
-        custom order whose epochs differ should override the method.
+        has. ``Mixture`` calls it for the ``default_order`` of its datasets. The result is based on the first epoch of
+        seed 0, so a custom order whose epochs differ should override the method.
 
         Args:
             num_samples: The number of samples of the dataset.
@@ -128,7 +128,7 @@ class Order(ABC):
     def parameters(self) -> Mapping[str, object]:
         """Return the parameters of the order, by name. Together with ``name`` they identify it in saved states.
 
-        You need not call it. ``fingerprint`` does, once. By default the parameters are the public attributes of this
+        You need not call it; ``fingerprint`` calls it once. By default the parameters are the public attributes of this
         object. Override the method if the order depends on anything else, for example on private attributes. Tensors,
         arrays, numbers, strings, functions, which are identified by name, and lists and dictionaries of all these are
         supported.

@@ -40,7 +40,7 @@ class SourcesOfSamples:
     def samples(self, sources: Tensor, numbers: Tensor, key: int) -> Tensor:
         """Return the indices of samples by their numbers, counted in each source from the beginning of the run.
 
-        Each pass through a source is a separate permutation, so all samples come before any of them returns.
+        Each pass through a source is a separate permutation, so all samples come before any of them is repeated.
         """
         sizes = self.sizes[sources]
         keys = extend_keys(extend_keys(key, sources), numbers // sizes)

@@ -16,15 +16,15 @@ __all__ = ["Sequential", "Shuffled"]
 
 @dataclass(frozen=True)
 class Shuffled(Order):
-    """Visit each sample once an epoch, in a random order that differs between epochs.
+    """Visits each sample once per epoch, in a random order that differs between epochs.
 
     It is the usual order for training, and the default of a ``KeyedDataLoader`` with ``shuffle=True``. Pass it as
     ``order`` to shuffle a dataset that has a different ``default_order``, or to reproduce an earlier algorithm.
 
     Attributes:
-        algorithm: The name of the permutation algorithm, which ``EpochOrder.algorithm`` tells. The default, None,
-            chooses by the number of samples: ``"randperm-v1"`` up to 10 million, and ``"feistel-v1"`` above. Pass a
-            name to reproduce the order of an earlier run. An unknown name is an error in ``epoch_order``.
+        algorithm: The name of the permutation algorithm, as in ``EpochOrder.algorithm``. With None, the default, the
+            algorithm depends on the number of samples: ``"randperm-v1"`` up to 10 million, and ``"feistel-v1"`` above.
+            Pass a name to reproduce the order of an earlier run. ``epoch_order`` raises an error for an unknown name.
 
     Example:
         >>> from pa_data import KeyedDataLoader
@@ -66,12 +66,12 @@ class Shuffled(Order):
 
     @override
     def parameters(self) -> Mapping[str, object]:
-        """Return the algorithm if you have chosen it, which identifies this order in saved states.
+        """Return the algorithm that you have chosen, if any; it identifies this order in saved states.
 
         You need not call it; ``fingerprint`` does.
 
         Returns:
-            A mapping with ``"algorithm"``, or an empty mapping if the number of samples decides.
+            A mapping with ``"algorithm"``, or an empty mapping if you have not chosen an algorithm.
 
         Example:
             >>> from pa_data.orders import Shuffled
@@ -83,11 +83,11 @@ class Shuffled(Order):
 
 @dataclass(frozen=True)
 class Sequential(Order):
-    """Visit each sample once an epoch, in the order of the dataset.
+    """Visits each sample once per epoch, in the order of the dataset.
 
-    Use it for data whose order matters, and for datasets that are shuffled already. It is the default of a
-    ``KeyedDataLoader`` with ``shuffle=False``, and the only order for an ``IterableDataset``. Pass it as ``order``
-    where a ``default_order`` of the dataset would be used otherwise.
+    Use it for data whose order matters, and for datasets that are already shuffled. It is the default of a
+    ``KeyedDataLoader`` with ``shuffle=False``, and the only order for an ``IterableDataset``. Pass it as ``order`` if
+    the ``default_order`` of the dataset would otherwise be used.
 
     Example:
         >>> from pa_data import KeyedDataLoader

@@ -25,8 +25,8 @@ class TableOrder(Order):
 
     Derive from it, set ``name``, and implement ``indices_of_epoch``; override ``length_of_epoch`` if an epoch does not
     have as many samples as the dataset. Pass an instance as ``order`` to a ``KeyedDataLoader``. Change the name
-    whenever you change the order, because saved states identify the order by it. The public attributes of an instance
-    are its ``parameters``, unless you override that method.
+    whenever you change the order, because saved states identify the order by its name. The public attributes of an
+    instance are its ``parameters``, unless you override that method.
 
     The table must depend only on the arguments, the parameters, and the global random number generators of Python,
     NumPy and torch. These are seeded from the seed and the epoch before the call, and restored afterwards. So
@@ -70,7 +70,7 @@ class TableOrder(Order):
             Integers from 0 to ``num_samples - 1`` in one dimension, as many as ``length_of_epoch`` returns: a tensor,
             an array, a list or a range. A sample may be missing, or appear several times; it then gets different random
             augmentation each time. For other values, the loader raises a ``TypeError``, or a ``DataError`` if they are
-            out of range or not as many.
+            out of range or their number is wrong.
 
         Example:
             >>> from collections.abc import Sequence
@@ -118,7 +118,7 @@ class TableOrder(Order):
         """Return the order of an epoch, whose table ``indices_of_epoch`` makes when it is first needed.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Implement ``indices_of_epoch``, and leave this method as it is.
+        Implement ``indices_of_epoch``, and do not override this method.
 
         Args:
             num_samples: The number of samples of the dataset.

@@ -27,13 +27,13 @@ _MIXED_BATCHES, _MOST_CELLS = 2, 8
 
 
 class TokenBudget(Order):
-    """Form batches of samples of similar length, each as large as a number of tokens allows.
+    """Forms batches of samples of similar length, each as large as a number of tokens allows.
 
     Use it for sequences of very different lengths, as ``order`` of a ``KeyedDataLoader`` without a batch size. The size
-    of a batch is its number of samples times its longest sample, as padding makes it, and is at most ``max_tokens``. So
-    a batch has few long samples or many short samples, and every step takes about the same time and memory. Every
-    sample comes once an epoch. Since batches have different numbers of samples, average the loss over tokens, not over
-    batches. If all batches should have the same number of samples, use ``LengthGrouped``.
+    of a batch is its padded size, that is, the number of its samples times the length of the longest sample, and is at
+    most ``max_tokens``. So a batch has few long samples or many short samples, and every step takes about the same time
+    and memory. Every sample comes once per epoch. Since batches have different numbers of samples, average the loss
+    over tokens, not over batches. If all batches should have the same number of samples, use ``LengthGrouped``.
 
     Samples are sorted into buckets by length, on a grid that grows geometrically; up to eight neighboring cells with
     fewer than two batches are joined. In each epoch, the samples of each bucket and the order of the batches are
@@ -117,7 +117,7 @@ class TokenBudget(Order):
         Args:
             num_samples: The number of samples of the dataset, which must be the number of lengths.
             seed: The seed of the run.
-            epoch: The epoch number, from 0. Each epoch has different batches, equally many.
+            epoch: The epoch number, from 0. Each epoch has different batches, but the same number of them.
 
         Returns:
             The order of the epoch, with each sample once. ``batch_ends`` is an int64 tensor of the positions after the

@@ -25,18 +25,18 @@ _TOTAL_BITS = 53  # integers up to this many bits are exact in float64
 
 
 class Weighted(Order):
-    """Draw samples with probabilities in proportion to their weights, as ``WeightedRandomSampler`` of torch does.
+    """Draws samples with probabilities in proportion to their weights, as torch's ``WeightedRandomSampler`` does.
 
     Use it to show important samples more often, as ``order`` of a ``KeyedDataLoader``. To give all classes the same
-    share, ``ClassBalanced`` has less variance.
+    share, use ``ClassBalanced``, which has less variance.
 
     With replacement, the sample at a position depends only on the seed, the epoch and the position. No table is needed
     for an epoch, because the weights are summed up once, and a position is found by binary search. A sample that is
     drawn twice in an epoch gets different random augmentation each time.
 
     Without replacement, each sample comes at most once, as if samples were drawn one after the other from the remaining
-    samples, so heavy samples tend to come early. This needs a table of the whole dataset at the start of each epoch and
-    when a run resumes, which takes 2 seconds for 10 million samples.
+    samples, so samples with large weights tend to come early. This needs a table of the whole dataset at the start of
+    each epoch and when a run resumes, which takes 2 seconds for 10 million samples.
 
     Args:
         weights: A number of at least 0 for each sample, in the order of the dataset. The sum does not matter.
