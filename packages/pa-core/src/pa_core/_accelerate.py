@@ -415,7 +415,7 @@ def describe_processes(accelerator: AcceleratorLike, models: Iterable[nn.Module]
 
     Args:
         accelerator: The accelerator of the trainer.
-        models: The models of the trainer, whose weights have a precision, too.
+        models: The models of the trainer, whose weights also have a precision.
     """
     count = accelerator.num_processes
     backend = torch.distributed.get_backend() if count > 1 else None

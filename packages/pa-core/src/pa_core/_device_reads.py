@@ -125,8 +125,8 @@ class ScalarTransfer(Generic[TagT]):
     def clear(self) -> None:
         """Drop all pending numbers, so that they are never yielded.
 
-        You call it when a new run starts, for example in ``on_training_run_start``: an earlier run may have ended with
-        an exception before its numbers were read.
+        You call it when a new run starts, for example in ``on_training_run_start``, because an earlier run may have
+        ended with an exception before its numbers were read.
 
         Example:
             >>> import torch

@@ -142,9 +142,9 @@ if TYPE_CHECKING:
 def is_sharded(value: object) -> TypeGuard[DTensor]:
     """Return whether a value is a sharded tensor, a ``DTensor`` whose parts are on different processes.
 
-    Check it in code that reads or changes the parameters of any model: the shape of a sharded parameter is the shape of
-    the whole tensor, but this process holds only a part of the values. ``is_sharded_module`` answers the question for a
-    whole module. It works without a process group.
+    Check it in code that reads or changes the parameters of any model, because the shape of a sharded parameter is the
+    shape of the whole tensor, but this process holds only a part of the values. ``is_sharded_module`` answers the
+    question for a whole module. It works without a process group.
 
     Args:
         value: Any object.
@@ -163,11 +163,11 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Return whether ``fully_shard`` of torch has split parameters of a module over the processes.
+    """Return whether torch's ``fully_shard`` has split parameters of a module over the processes.
 
-    Check it before you copy or export a model: every process must then take part in gathering its parameters. Within a
-    trainer, ``trainer.is_sharded`` is also True if a model will be sharded when the run starts. This function does not
-    communicate.
+    Check it before you copy or export a model, because every process must then take part in gathering its parameters.
+    Within a trainer, ``trainer.is_sharded`` is also True if a model will be sharded when the run starts. This function
+    does not communicate.
 
     Args:
         module: The module; all of its submodules are checked.

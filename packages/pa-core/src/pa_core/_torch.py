@@ -211,7 +211,7 @@ def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
 
 
 def calls_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether an optimizer calls its hooks: it does not if it skips the constructor of its base class.
+    """Whether an optimizer calls its hooks; it does not if it skips the constructor of its base class.
 
     Args:
         optimizer: The optimizer. ``register_step_pre_hook`` does not raise an error then.
@@ -220,7 +220,7 @@ def calls_step_hooks(optimizer: Optimizer) -> bool:
 
 
 def has_iterator(loader: object) -> bool:
-    """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; the public API does not tell.
+    """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; the public API does not say.
 
     Args:
         loader: The loader.

@@ -373,7 +373,7 @@ class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like Sys
     updates that chose the batch size. Before they raise it, they write a note with half the batch size to the folder of
     ``SaveTrainingStateCallback``, and print a line to stderr. Without such a folder, torch's own memory error is raised
     instead, with advice. Leave it uncaught, so that the script ends with status 75, and start the script again with
-    ``resume_from``: the run continues with smaller batches, and with the same updates.
+    ``resume_from``. The run then continues with smaller batches, but with the same updates.
 
     It derives from ``SystemExit``, so ``except Exception`` does not catch it. It has no arguments. Its ``__cause__`` is
     torch's memory error.

@@ -40,8 +40,9 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
     """Train with a scheduler that has the interface of timm's schedulers; timm itself is not needed.
 
     Use it for ``timm.scheduler``, whose schedulers do not count their own steps; use ``Trainer`` for torch's
-    schedulers. It has the arguments and methods of ``Trainer``. Pass ``train()`` a function that creates the scheduler
-    as ``create_scheduler_fn``, for example ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``.
+    schedulers. This class has the arguments and methods of ``Trainer``. Pass ``train()`` a function that creates the
+    scheduler as ``create_scheduler_fn``, for example
+    ``functools.partial(timm.scheduler.CosineLRScheduler, t_initial=10)``.
 
     The trainer calls ``scheduler.step_update(num_updates=...)`` after each optimizer update, with the number of updates
     that the run has completed, and ``scheduler.step(epoch, metric)`` after each epoch, with the number of completed

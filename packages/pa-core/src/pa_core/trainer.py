@@ -59,7 +59,7 @@ class Trainer(
     """Train a model on a dataset, on the hardware that the script was launched on.
 
     Use it if your task fits the loop below; use ``Run`` if you write the loop yourself. The same script runs on a CPU,
-    on a GPU and on several processes. Construct it, call ``train()``, and then ``evaluate()``, ``predict()`` or
+    on a GPU and with several processes. Construct it, call ``train()``, and then ``evaluate()``, ``predict()`` or
     ``save_model()``.
 
     Methods whose names begin with *create* or *calculate* return a value; all others change the state of the run.
@@ -114,9 +114,9 @@ class Trainer(
             None.
         reproducible: "any_processes" makes weights, history and predictions bit-for-bit identical on any number of
             processes. ``train()`` then needs ``samples_per_update``, and ``per_device_batch_size`` is the size of the
-            micro-batches, the parts that each update is divided into. None, the default, is faster: results on
-            different numbers of processes are equal up to rounding. After construction, ``trainer.reproducible`` is
-            True or False.
+            micro-batches, the parts that each update is divided into. None, the default, is faster, but results on
+            different numbers of processes are equal only up to rounding. After construction, ``trainer.reproducible``
+            is True or False.
 
     Raises:
         ArgumentTypeError: An argument has the wrong type, for example a class instead of an instance.
@@ -241,7 +241,7 @@ class Trainer(
 
         Args:
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
-                returned it: on several processes its samples are split, in the order of its sampler.
+                returned it. With several processes, its samples are split, in the order of its sampler.
             num_epochs: The number of epochs; leave it out if you pass ``max_num_train_steps``.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them. By default (None),
                 there is no evaluation. Several named sets, passed as ``{"val": ..., "test_ood": ...}``, are evaluated

@@ -43,9 +43,10 @@ class SaveBestModelCallback(TrainerCallback):
             the evaluation after an epoch, and needs an ``eval_dataset``.
         greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
             the name of the metric suggests the opposite, for example "accuracy", a warning is shown.
-        reset_on_train: Whether each training run starts without a best value. The default, True, judges each run by
-            itself. If False, a run has to improve on the previous runs of the trainer, and the best model of all runs
-            is loaded at its end. A run that continues from a training state always keeps the best value of that state.
+        reset_on_train: Whether each training run starts without a best value. With the default, True, each run is
+            judged by itself. If False, a run has to improve on the previous runs of the trainer, and the best model of
+            all runs is loaded at its end. A run that continues from a training state always keeps the best value of
+            that state.
         save_optimizer: Whether the file contains the state of the optimizer. The default, True, lets you continue the
             training from the best model. Pass False for a smaller file: Adam's state is twice as large as the weights.
         save_scheduler: Whether the file contains the state of the scheduler, if there is a scheduler. The default,
@@ -201,7 +202,7 @@ class SaveBestModelCallback(TrainerCallback):
 
         The callback calls it on every process at each improvement, after ``best`` was updated, so you need not call it
         yourself. This implementation calls ``trainer.save_checkpoint``, in which only the first process writes. An
-        override need not call ``super()``, but must also let only one process write. Override ``load_best`` too, or
+        override need not call ``super()``, but must also let only one process write. Also override ``load_best``, or
         pass ``load_saved_checkpoint=False``, because ``load_best`` expects a file that ``trainer.save_checkpoint``
         wrote, with the values of ``best``.
 

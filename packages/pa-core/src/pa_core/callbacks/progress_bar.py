@@ -33,7 +33,7 @@ class ProgressBarCallback(TrainerCallback):
 
     On a terminal, and in a notebook with ``ipywidgets``, it draws two progress bars: one for the run, if it has several
     epochs, and one for the epoch. Elsewhere, for example in a Slurm job, it writes a line to standard output every 30
-    seconds of an epoch. Evaluations and predictions are shown too.
+    seconds of an epoch. Evaluations and predictions are also shown.
 
     If ``PrintProgressCallback`` prints a row for each epoch, bars disappear at the end of the epoch. Otherwise, the bar
     of each epoch stays on the terminal; in a notebook, or if standard output goes to a file, a line is written at the

@@ -78,7 +78,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             when the next state is due.
 
     Attributes:
-        save_dir: As given, as a path. The other arguments are attributes too, except ``stop_on_signals``.
+        save_dir: As given, as a path. The other arguments are also attributes, except ``stop_on_signals``.
 
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.

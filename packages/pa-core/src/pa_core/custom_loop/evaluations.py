@@ -133,7 +133,7 @@ class Evaluations(Generic[BatchT]):
             num_items: The number of items; None for the samples.
 
         Raises:
-            ConfigurationError: The loss was logged already, or is not a single number.
+            ConfigurationError: The loss was already logged, or is not a single number.
         """
         if self._loss is not None:
             raise logged_twice("loss")

@@ -170,8 +170,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             number of samples in a forward pass of one process. By default (None), an update consists of
             ``gradient_accumulation_steps`` batches from each process.
         reproducible: "any_processes" makes results bit-for-bit identical on any number of processes, and needs
-            ``samples_per_update``. None, the default, is faster: results on different numbers of processes are equal up
-            to rounding.
+            ``samples_per_update``. None, the default, is faster, but results on different numbers of processes are
+            equal only up to rounding.
 
     Attributes:
         step_scheduler: The value that was passed.
@@ -592,9 +592,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def epochs(self) -> Iterator[int]:
         """Iterate over the remaining epochs; the body iterates over the updates of the epoch.
 
-        You call it in the block of the run, if the body has an evaluation after the updates; otherwise iterate over
-        ``updates()`` or ``batches()`` alone. Code that follows the updates belongs to the epoch. A ``break`` ends the
-        run, which is then complete. A resumed run begins with the epoch in which it was interrupted.
+        You call it in the block of the run if an epoch has more than its updates, for example an evaluation; otherwise,
+        iterate only over ``updates()`` or ``batches()``. Code that follows the updates belongs to the epoch. A
+        ``break`` ends the run, which is then complete. A resumed run begins with the epoch in which it was interrupted.
 
         Yields:
             The epoch number, counted from 0.
@@ -675,8 +675,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         Args:
             batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
                 A process that has fewer batches than the others, or none, gets padding batches with the weight 0 (see
-                ``is_padding_batch``). The processes tell each other how many batches they have, once if ``batches`` has
-                a length, and otherwise (for example, for a generator) before each update. None, the default, uses the
+                ``is_padding_batch``). The processes exchange how many batches they have, once if ``batches`` has a
+                length, and otherwise (for example, for a generator) before each update. None, the default, uses the
                 training dataset.
             num_samples: The number of samples in each of ``batches``, which is the weight of its loss. None, the
                 default, uses the first dimension of the first tensor.
@@ -809,9 +809,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def batches(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Any]:
         """Iterate over the batches of the remaining updates, on the device, for a loop with a step after each batch.
 
-        You call it in the block of the run, in the body of ``epochs()`` or alone for all epochs. Call ``backward`` and
-        ``step`` for each batch; with ``gradient_accumulation_steps``, ``step`` does nothing before the last batch of an
-        update. With ``updates()``, there is a separate loop for each update instead.
+        You call it in the block of the run, either in the body of ``epochs()`` or, for all epochs, on its own. Call
+        ``backward`` and ``step`` for each batch; with ``gradient_accumulation_steps``, ``step`` does nothing before the
+        last batch of an update. With ``updates()``, there is a separate loop for each update instead.
 
         Args:
             batches: Batches that your loop makes in the body of a batch, for example the chunks of a sequence or a
@@ -996,8 +996,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
         You call it for metrics that are not means over samples, for example an area under a curve. For means, call
-        ``log``, which needs no exchange. In the body of a loop, a process whose batch ``is_padding_batch`` adds no
-        rows, so that each sample is in the result once.
+        ``log``, which needs no exchange. In the body of a loop, a process with a padding batch (see
+        ``is_padding_batch``) adds no rows, so that each sample is in the result once.
 
         Args:
             tensor: A tensor on the device of the run, or a nested list, tuple or mapping of tensors. The first
@@ -1056,7 +1056,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 samples, for example tokens. None, the default, counts samples.
 
         Raises:
-            ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
+            ConfigurationError: There is no batch, the name cannot be used or was already logged for this batch, or the
                 value is not a single number.
             BatchOutputError: ``num_items`` is not a whole number.
 

@@ -434,7 +434,7 @@ def batches_of_loop(
     Args:
         batches: The batches of this process. The batches of an update are fetched together.
         around: The place of the batch of the training loader in whose body they are trained on; all batches of a
-            process in a padding batch are padding, too.
+            process in a padding batch are also padding.
         device: The device that they are moved to.
         accumulation_steps: The number of batches of each process in an update.
         samples: The number of samples of each batch; None for the size of the first dimension.

@@ -108,8 +108,8 @@ class AnyTrainer(ABC):
         run_history: The history that records the metrics; None creates an ``InMemoryRunHistory``.
         mixed_precision: "no", "bf16" or "fp16"; None for the launcher's setting.
         cpu: True for the CPU; None for the launcher's setting.
-        max_wait_seconds: The seconds that a process waits for another process before all of them print where they are
-            and exit; None for the timeout of the process group.
+        max_wait_seconds: The number of seconds that a process waits for another process before all of them print where
+            they are and exit; None for the timeout of the process group.
         reproducible: "any_processes" for results that are bit-for-bit identical on any number of processes, or None.
 
     Attributes:
@@ -121,17 +121,17 @@ class AnyTrainer(ABC):
         create_scheduler_fn: The function that was passed to ``train()``, or None.
         collate_fn: The function that was passed to ``train()`` or ``evaluate()``, or None.
         train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed; None before
-            the first.
+            the first run.
         eval_dataset: The evaluation dataset, or None; with several evaluation sets, the set that is being evaluated or,
             between evaluations, the first set.
-        train_dataloader: The loader of the current or last training run, None before the first; a callback may replace
-            it in ``on_prepare_start``.
+        train_dataloader: The loader of the current or last training run, None before the first run; a callback may
+            replace it in ``on_prepare_start``.
         eval_dataloader: The evaluation loader, or None; a callback may replace it between epochs. With several
             evaluation sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
         epoch_lengths: The numbers of steps and updates in each epoch of the current or last training run; None before
-            the first.
+            the first run.
         run_history: The recorded metrics.
-        run_config: The settings of the current or last run, a ``TrainerRunConfig``; None before the first.
+        run_config: The settings of the current or last run, a ``TrainerRunConfig``; None before the first run.
         callback_handler: The registered callbacks, a ``CallbackHandler``.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor with one element on the
             device of the run; None unless the run clips by norm.
@@ -693,10 +693,10 @@ class AnyTrainer(ABC):
         return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
 
     def main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the process of rank zero run a block before all other processes, which run it afterwards.
+        """Let rank zero run a block first; all other processes run it afterwards.
 
         Use it for data that one process prepares on a shared disk, where the others then find it. For local disks, use
-        ``local_main_process_first``. Every process must enter the block; the others wait until rank zero has left it,
+        ``local_main_process_first``. Every process must enter the block. The others wait until rank zero has left it,
         even if an exception ends it; only rank zero raises this exception.
 
         Returns:
@@ -713,11 +713,11 @@ class AnyTrainer(ABC):
         return rank_zero_first()
 
     def local_main_process_first(self) -> processes.BlockOrDecorator:
-        """Let the first process of each machine run a block before the others on this machine, which run it afterwards.
+        """Let the first process of each machine run a block first; the others on the machine run it afterwards.
 
         Use it for data that is prepared on the local disk of each machine; for a shared disk, use
         ``main_process_first``. ``pa_core.local_process_zero_first`` does the same without a trainer. Every process must
-        enter the block; the others wait until the first process of their machine has left it, even if an exception ends
+        enter the block. The others wait until the first process of their machine has left it, even if an exception ends
         it; only that process raises this exception.
 
         Returns:
@@ -816,8 +816,8 @@ class AnyTrainer(ABC):
         closures, hooks, and samples that are changed when they are fetched. This takes memory for a copy of all of
         them. Objects that cannot be restored (Python generators, and iterators that do not expose their position) are
         named in a warning beforehand. Files that steps write are not removed, and changes to objects that do not expose
-        their state, for example objects of a C extension, are not undone. Among more than 300,000 objects, some are
-        left out, for example items of a list of a million samples.
+        their state, for example objects of a C extension, are not undone. If there are more than 300,000 objects, some
+        of them are left out, for example items of a list of a million samples.
 
         Args:
             *data: Datasets, loaders and other arguments that you will pass to ``train()``, so that changes to them are
@@ -915,13 +915,13 @@ class AnyTrainer(ABC):
         updates, as in a GAN, needs a ``Run``.
 
         A module without an optimizer, for example a teacher or the average of a model, is placed on the device and put
-        into evaluation mode. If steps change it, its values are part of training states too, but not of checkpoints.
+        into evaluation mode. If steps change it, its values are also part of training states, but not of checkpoints.
 
         Args:
             name: The name of the module in ``trainer.modules``, in training states and in checkpoints.
             module: The module, which must not share parameters with the model.
-            optimizer: An optimizer of its parameters. None, the default, if the trainer's optimizer has them, or if the
-                module is not trained.
+            optimizer: An optimizer of the module's parameters. None, the default, means that the trainer's optimizer
+                has these parameters, or that the module is not trained.
             create_scheduler_fn: A function that is called with this optimizer and returns its scheduler, which is
                 stepped together with the trainer's scheduler. None, the default, keeps the learning rate of
                 ``optimizer``.
@@ -1099,8 +1099,8 @@ class AnyTrainer(ABC):
             value: A number, or a tensor with one element: a mean over the samples of the step on this process.
 
         Raises:
-            ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
-                already, or the value is not a single number.
+            ConfigurationError: There is no step in progress, the name cannot be used or was already logged in this
+                step, or the value is not a single number.
 
         Example:
             >>> import torch
@@ -1179,8 +1179,8 @@ class AnyTrainer(ABC):
         """Return a table of the modules that the run trains or calls, with parameter counts, memory and dtypes.
 
         You call it to see where the parameters are and which are frozen; print it with ``trainer.print``, once on each
-        machine. ``pa_core.describe_model`` returns the same table for any model. Memory counts parameters and buffers,
-        without gradients and optimizer states. It does not communicate.
+        machine. ``pa_core.describe_model`` returns the same table for any model. The memory column counts parameters
+        and buffers, but not gradients or optimizer states. It does not communicate.
 
         Args:
             depth: The number of levels of modules below each model; 0 for the models alone. The default, 2, fits on a
@@ -1304,11 +1304,11 @@ class AnyTrainer(ABC):
         you evaluate in its loop yourself.
 
         Args:
-            is_intermediate: Whether the training epoch continues afterwards. With True, metric names get the prefix
+            is_intermediate: Whether the training epoch continues afterwards. If it does, metric names get the prefix
                 ``intermediate_``, so that a curve with one value for each epoch is not mixed with other values, and the
-                model is put back into training mode afterwards. The default is False.
+                model is put back into training mode at the end. The default is False.
             eval_names: The names of the evaluation sets to evaluate. None, the default, evaluates the sets that are
-                due: after the current epoch, or with ``is_intermediate`` after each epoch.
+                evaluated after the current epoch or, with ``is_intermediate``, after each epoch.
 
         Raises:
             ConfigurationError: The run has no evaluation dataset, or no evaluation set with such a name; or this is a
@@ -1343,7 +1343,7 @@ class AnyTrainer(ABC):
         *,
         trainable_only: bool = False,
     ) -> None:
-        """Write the weights, and the states of optimizer and scheduler, to a file, atomically.
+        """Write the weights and the states of the optimizer and the scheduler to a file, atomically.
 
         You call it to keep a model, for example the best model of a run, that you will load with ``load_checkpoint``.
         To continue a run, use ``SaveTrainingStateCallback`` instead; to export the weights to other programs, use
@@ -1478,7 +1478,8 @@ class AnyTrainer(ABC):
             max_shard_size: The largest size of a file, as a number of bytes or a string. The default, ``"5GB"``, is
                 accepted by model hubs. Larger weights are split into several files, with an index next to them.
             trainable_only: Whether frozen parameters are left out. Buffers are always included, because training may
-                change the buffers of frozen layers too, for example the statistics of batch norm. The default is False.
+                also change the buffers of frozen layers, for example the statistics of batch norm. The default is
+                False.
 
         Raises:
             ConfigurationError: The folder is a file; or, with ``trainable_only``, all parameters are frozen.
@@ -1618,15 +1619,15 @@ class AnyTrainer(ABC):
         checked after their first update, in which most optimizers create them.
 
         A folder may hold states of several runs. The run keeps the name of the saved run only if it resumed from the
-        newest state of that run in this folder. Otherwise, it gets a new name. Callbacks remove only the old states of
-        the run with this name, so a second run that resumes from an older state does not remove the newer states of the
-        first run.
+        newest state of that run in this folder. Otherwise, it gets a new name. Callbacks that remove old states remove
+        only states of the run with this name, so a second run that resumes from an older state does not remove the
+        newer states of the first run.
 
         Args:
             folder: The folder in which you will save the states.
             upload_to: The URL of a folder in an object store to which you send the states, for example
                 ``"s3://bucket/states"``; any URL that fsspec supports. If the saved run has a newer state there, this
-                run gets a new name, too. None, the default, is for states that stay in ``folder``.
+                run also gets a new name. None, the default, is for states that stay in ``folder``.
 
         Returns:
             On the first process, the path of the state from which the run continues, if the run keeps its name, so that
@@ -1690,7 +1691,7 @@ class AnyTrainer(ABC):
 
         You call it if the machine will be taken away. A single process may make the request, even from a signal handler
         or a thread. Then the ``on_preemption`` event is called on all processes, and ``SaveTrainingStateCallback``
-        saves a state in it; without that callback, no state is saved. Afterwards ``train()`` raises
+        saves a state in it; without that callback, no state is saved. Afterwards, ``train()`` raises
         ``TrainingPreempted``, a ``SystemExit`` that ends the script with status 75. If the run is complete by then, it
         ends as usual.
 
@@ -1959,7 +1960,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
         """Called after each optimizer update, when weights, scheduler and gradients are ready for the next update.
 
-        An update that the gradient scaler of fp16 skipped is not an update, and does not fire this event.
+        An update that the gradient scaler of fp16 skipped does not count, and does not fire this event.
 
         Args:
             trainer: The trainer.
@@ -2032,9 +2033,9 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a training run has ended, early or not, but not when an exception ended it.
+        """Called when a training run has ended, even if a ``StopTrainingError`` ended it early.
 
-        A ``StopTrainingError`` ends a run early with this event; ``on_exception`` is called for other exceptions.
+        If another exception ends the run, ``on_exception`` is called instead.
 
         Args:
             trainer: The trainer.
@@ -2092,7 +2093,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
-        """Called to save a state, when all processes know that one called ``trainer.request_training_state()``.
+        """Called to save a state after one of the processes called ``trainer.request_training_state()``.
 
         Override it only in a callback that saves states, and call ``trainer.save_training_state(...)`` in it.
 
@@ -2105,7 +2106,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called to save a last training state when all processes know that the run is preempted; the run waits for it.
 
-        Call ``trainer.save_training_state(...)`` in it. Afterwards ``train()`` raises ``TrainingPreempted``.
+        Call ``trainer.save_training_state(...)`` in it. Afterwards, ``train()`` raises ``TrainingPreempted``.
 
         Args:
             trainer: The trainer.
@@ -2121,7 +2122,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
-        """Called when an exception, including ``KeyboardInterrupt``, ends the run, to close files and connections.
+        """Called when an exception, including ``KeyboardInterrupt``, ends the run; close files and connections in it.
 
         With several processes it may be called on only one of them, so do not communicate with the others.
 
@@ -2186,8 +2187,8 @@ class CallbackHandler(Generic[_TrainerT]):
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
         """Register several callbacks, to be called in this order after the callbacks that are already registered.
 
-        The constructor calls it. You call it between runs, on every process. If a callback raises one of the errors
-        below, the callbacks before it in the list stay registered. ``add_callback`` registers a single callback.
+        The constructor calls it. You call it between runs, on every process. If a callback cannot be registered, the
+        callbacks before it in the list stay registered. ``add_callback`` registers a single callback.
 
         Args:
             callbacks: Callback instances, or classes that can be constructed without arguments.
@@ -2219,9 +2220,9 @@ class CallbackHandler(Generic[_TrainerT]):
             callback: An instance, or a class that can be constructed without arguments.
 
         Raises:
-            ConfigurationError: A callback of the same class and the same ``instance_name`` is registered already. It is
+            ConfigurationError: A callback of the same class and the same ``instance_name`` is already registered. It is
                 a ``ValueError``.
-            ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments. It is a
+            ArgumentTypeError: The object is not a callback, or is a class whose constructor needs arguments. It is a
                 ``TypeError``.
 
         Example:

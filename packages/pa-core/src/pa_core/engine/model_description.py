@@ -22,11 +22,11 @@ def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -
 
     You call it before training, to see where the parameters are and which are frozen; ``trainer.describe_model()`` does
     the same for the models of a run. Each row counts all parameters in the module, each once. Identical neighbors, for
-    example the blocks of a transformer, share a row. Memory counts parameters and buffers on this process, without
-    gradients and optimizer states. The last column has remarks: ``meta`` for parameters that have no memory yet (the
-    memory counts the real parameters), ``lazy`` for parameters whose sizes are determined by the first batch (which are
-    not counted), and ``sharded`` for parameters that are split over processes (the memory counts the part on this
-    process). It does not communicate.
+    example the blocks of a transformer, share a row. The memory column counts parameters and buffers on this process,
+    but not gradients or optimizer states. The last column has remarks: ``meta`` for parameters that have no memory yet
+    (the memory counts the real parameters), ``lazy`` for parameters whose sizes are determined by the first batch
+    (which are not counted), and ``sharded`` for parameters that are split over processes (the memory counts the part on
+    this process). It does not communicate.
 
     Args:
         model: The model, which may be wrapped or compiled; or several models by name.
