@@ -91,7 +91,7 @@ class Trainer(
     Args:
         model: The module to train. It is moved to the device, but not wrapped, even with several processes.
         loss_func: A function that is called as ``loss_func(model_outputs, targets)``. By default, a batch is a pair of
-            inputs and targets, as a ``TensorDataset`` of two tensors gives, and the model is called with the inputs.
+            inputs and targets, as a ``TensorDataset`` of two tensors yields, and the model is called with the inputs.
             Pass None if the model returns its own loss when called with the items of a batch (a mapping), or if you
             override the ``calculate_*_batch_loss`` methods.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates or predicts.
@@ -233,7 +233,7 @@ class Trainer(
         continue from their current state.
 
         The run draws one number from torch's global generator on rank zero. The order of the data and the randomness of
-        augmentation follow from it, so you only need to call ``torch.manual_seed(...)`` before the run.
+        augmentation follow from it, so ``torch.manual_seed(...)`` before the run is all the seeding that you need.
 
         With several processes, an exception that all of them raise can be caught as usual. A process that fails alone
         prints its exception and exits, even within a ``try`` block, because the others would otherwise wait for it. The
@@ -281,10 +281,11 @@ class Trainer(
             resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because otherwise
                 a mistyped path would begin a new run; ``"start"`` begins a new run, so that a job script can always
                 pass both arguments.
-            resume_allow: Names of the differences from the saved run that are accepted. Any other difference raises an
-                error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
-                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add
-                "reproducible" (the size of micro-batches) and "arithmetic" (torch, device, threads, precision).
+            resume_allow: Names of differences from the saved run that are accepted. Each of these differences raises an
+                error unless it is named here, because it changes the meaning of the run. The names are
+                "samples_per_update", "dataset_length", "shuffle", "order", "drop_last", "loader", "model", "optimizer"
+                and "scheduler". Reproducible runs add "reproducible" (the size of micro-batches) and "arithmetic"
+                (torch, device, threads, precision).
             step_scheduler: When the trainer steps the scheduler: after each ``"update"``, the default, or after each
                 ``"epoch"`` and its evaluation.
             watch_metric: The full name of a metric, for example "eval_loss_epoch". After each epoch, its value is

@@ -29,7 +29,7 @@ class LimitBatchesCallback(TrainerCallback):
             batches make an optimizer update. A loader with fewer batches is not shortened.
 
     Attributes:
-        num_batches: As given.
+        num_batches: The value that was passed.
 
     Raises:
         ConfigurationError: ``num_batches`` is not a positive whole number.
@@ -52,7 +52,7 @@ class LimitBatchesCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Replace the training loader and the evaluation loaders of the run by their first batches.
+        """Replace the training loader and the evaluation loaders of the run with loaders of their first batches.
 
         Args:
             trainer: The trainer.
@@ -77,8 +77,8 @@ class LimitBatchesCallback(TrainerCallback):
     def limited(self, loader: SizedIterable) -> SizedIterable:
         """Return a loader of the first ``num_batches`` batches of another loader.
 
-        The callback calls this for the loaders of each run. Call it yourself for loaders that the trainer does not
-        know, for example a second training loader that your step reads.
+        The callback calls this for the loaders of each run. Call it yourself for loaders that the trainer does not know
+        about, for example a second training loader that your step reads.
 
         Args:
             loader: An iterable of batches (not of samples) that has a length and can be iterated over repeatedly, for
@@ -86,7 +86,7 @@ class LimitBatchesCallback(TrainerCallback):
 
         Returns:
             A loader with a length of at most ``num_batches``, on each process. It is ``loader`` itself if an earlier
-            call already limited it to as few batches.
+            call already limited it to at most this number of batches.
 
         Example:
             >>> from pa_core import LimitBatchesCallback
@@ -153,8 +153,8 @@ class LimitEvalStepsCallback(TrainerCallback):
             reported. If False, every evaluation is limited.
 
     Attributes:
-        num_eval_steps: As given.
-        limit_intermediate_only: As given.
+        num_eval_steps: The value that was passed.
+        limit_intermediate_only: The value that was passed.
 
     Raises:
         ConfigurationError: ``num_eval_steps`` is not a positive whole number.
@@ -184,7 +184,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Replace ``trainer.eval_dataloader`` by its first batches, if this evaluation is limited.
+        """Replace ``trainer.eval_dataloader`` with a loader of its first batches, if this evaluation is limited.
 
         Args:
             trainer: The trainer.

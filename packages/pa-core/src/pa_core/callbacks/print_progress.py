@@ -61,7 +61,7 @@ class PrintProgressCallback(TrainerCallback):
             them.
 
     Attributes:
-        greater_is_better: As given.
+        greater_is_better: The value that was passed.
 
     Example:
         >>> import torch

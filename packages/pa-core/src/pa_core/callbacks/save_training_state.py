@@ -78,7 +78,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             when the next state is due.
 
     Attributes:
-        save_dir: As given, as a path. The other arguments are also attributes, except ``stop_on_signals``.
+        save_dir: The folder that was passed, as a path. The other arguments are also attributes, except
+            ``stop_on_signals``.
 
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.

@@ -32,8 +32,8 @@ class StepBasedEvaluationCallback(TrainerCallback):
             ``EvaluationSet`` evaluates less often, because those are usually large.
 
     Attributes:
-        eval_every_n_steps: As given.
-        eval_names: As given, as a tuple, or None.
+        eval_every_n_steps: The value that was passed.
+        eval_names: The names that were passed, as a tuple, or None.
 
     Raises:
         ConfigurationError: The constructor raises it if ``eval_every_n_steps`` is not a positive whole number, or

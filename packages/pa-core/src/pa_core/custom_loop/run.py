@@ -64,9 +64,10 @@ _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     """Run a training loop that you write yourself, with the features of ``Trainer.train``.
 
-    Use it if your task does not fit the loop of ``Trainer``, for example if you have several optimizers, reinforcement
-    learning, or an existing loop. The order of the samples, gradients over several batches and processes, metrics,
-    callbacks, signals, and exact resuming from training states all work as in ``Trainer``. The loop itself stays in
+    Use it if your task does not fit the loop of ``Trainer``, for example with several optimizers, in reinforcement
+    learning, or if you already have a loop. The order of the samples, gradients over several batches and processes,
+    metrics, callbacks, signals, and exact resuming from training states all work as in ``Trainer``. The loop itself
+    stays in
     your script::
 
         with Run(model, optimizer, train_dataset, num_epochs=10, per_device_batch_size=64) as run:
@@ -87,7 +88,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     computes in the lower precision without further code. Only calls to a part of the model or to another of its
     methods, for example ``model.encode(inputs)``, need ``with run.autocast():``.
 
-    Callbacks are passed the run as their trainer. These are the events of a run:
+    The events of a callback are passed the run as the trainer. These are the events of a run:
 
     - ``on_init_end``: the run is constructed.
     - ``on_prepare_start``: the block is entered; nothing is placed or compiled yet.
@@ -142,10 +143,10 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default, because otherwise a
             mistyped path would begin a new run; ``"start"`` begins a new run, so that a job script can always pass both
             arguments.
-        resume_allow: Names of the differences from the saved run that are accepted. Any other difference raises an
-            error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
-            "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler". Reproducible runs add
-            "reproducible" and "arithmetic".
+        resume_allow: Names of differences from the saved run that are accepted. Each of these differences raises an
+            error unless it is named here, because it changes the meaning of the run. The names are
+            "samples_per_update", "dataset_length", "shuffle", "order", "drop_last", "loader", "model", "optimizer" and
+            "scheduler". Reproducible runs add "reproducible" and "arithmetic".
         step_scheduler: When schedulers are stepped: after each ``"update"`` of their optimizer, the default, or after
             each ``"epoch"``.
         watch_metric: The full name of a metric, for example "eval_loss_epoch". After each epoch, its value is passed to
@@ -332,8 +333,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimizers by name; the name of a single optimizer is "optimizer".
 
-        A mapping. If there are several, each has the name of the model that it trains. It is empty before the block is
-        entered if ``create_optimizer_fn`` creates them.
+        If there are several optimizers, each has the name of the model that it trains. The mapping is empty before the
+        block is entered if ``create_optimizer_fn`` creates the optimizers.
 
         Example:
             >>> import torch
@@ -389,9 +390,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Return the optimizers by name, for callbacks that read learning rates; in your loop, read ``optimizers``.
 
         Returns:
-            A new dictionary; the name of a single optimizer is "optimizer", and several have the names of their models.
-            Training states use the same names. It is empty before the block is entered if ``create_optimizer_fn``
-            creates them.
+            A new dictionary; the name of a single optimizer is "optimizer", and several optimizers have the names of
+            their models. Training states use the same names. The dictionary is empty before the block is entered if
+            ``create_optimizer_fn`` creates the optimizers.
 
         Example:
             >>> import torch
@@ -409,8 +410,8 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         """Return the schedulers, for callbacks, by the names that training states use.
 
         Returns:
-            A new dictionary; the name of a single scheduler is "scheduler", and several have the names of their models.
-            It is empty without schedulers, and before the block is entered.
+            A new dictionary; the name of a single scheduler is "scheduler", and several schedulers have the names of
+            their models. The dictionary is empty without schedulers, and before the block is entered.
 
         Example:
             >>> import torch
@@ -638,7 +639,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         self._show_last_epoch()
 
     def _show_last_epoch(self) -> None:
-        """Record metrics after the last epoch with its number, until the block ends."""
+        """After the last epoch, record metrics with its number until the block ends."""
         if self.num_epochs_completed >= self.run_config.num_epochs:
             self._showing_last_epoch.close()  # a complete run may be looped over again
             self._showing_last_epoch.enter_context(self._session.set_back_by_one_epoch())
@@ -969,9 +970,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
 
         It is always False with one process and outside of the loops. With several processes, the last step of a
         training epoch or of an evaluation may have fewer samples than there are processes. A process without a sample
-        gets a copy of another process's batch, so that all of them call the model the same number of times. Its losses,
-        logged values and gathered rows are ignored, and callbacks do not see it. Check this property if your loop adds
-        up or collects values itself.
+        gets a copy of another process's batch, so that all of them call the model the same number of times. The losses,
+        logged values and gathered rows of the copy are ignored, and callbacks do not see the copy. Check this property
+        if your loop adds up or collects values itself.
 
         Example:
             >>> import torch
@@ -1100,7 +1101,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 process.
 
         Raises:
-            ConfigurationError: The call is not in the block of the run, or the value is not plain.
+            ConfigurationError: The call is outside the block of the run, or the value is not plain.
 
         Example:
             >>> import torch

@@ -37,9 +37,9 @@ class RunPart(Part):
         exchange: The exchange of its gradients.
 
     Attributes:
-        name: As passed.
-        module: As passed.
-        exchange: As passed.
+        name: The value that was passed.
+        module: The value that was passed.
+        exchange: The value that was passed.
         first_updates_left: The number of coming updates whose gradients are checked.
     """
 

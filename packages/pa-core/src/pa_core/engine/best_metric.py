@@ -56,8 +56,8 @@ class BestMetric:
     Attributes:
         value: The best value as a float; None before the first value.
         epoch: The number of the epoch of the best value; None before the first value.
-        greater_is_better: As given.
-        min_change: As given.
+        greater_is_better: The value that was passed.
+        min_change: The value that was passed.
 
     Raises:
         ConfigurationError: ``min_change`` is negative or not finite.
