@@ -99,7 +99,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
     def create_scheduler(self) -> TimmSchedulerLike | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, and check that it has timm's interface.
 
-        The trainer calls it once in each ``train()``; you need not call it yourself. Placeholders in a
+        The trainer calls it once in each ``train()`` call; you need not call it yourself. Placeholders in a
         ``functools.partial`` are replaced by the numbers of the run. Override it to create the scheduler without a
         function; ``self.optimizer`` and ``self.run_config`` are ready when it is called.
 

@@ -414,9 +414,9 @@ class Trainer(
         of processes. The weights do not change, and no gradients are computed.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them. None, the default, evaluates the data of the
-                previous run of any kind. If you pass several named sets, each set is evaluated, and its loss is
-                recorded as ``evaluation_NAME_loss``.
+            dataset: The samples to evaluate, or a ``DataLoader`` of them. None, the default, uses the evaluation data
+                of the previous ``train()`` or ``evaluate()`` call. If you pass several named sets, each set is
+                evaluated, and its loss is recorded as ``evaluation_NAME_loss``.
             per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
                 ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
             dataloader_kwargs: Arguments of ``torch.utils.data.DataLoader`` for the loader; they override
@@ -576,7 +576,7 @@ class Trainer(
         """Compute the gradients of a batch; override it to call ``backward`` with other arguments.
 
         The trainer calls it for each training batch, after ``on_train_step_end``; you need not call it yourself. An
-        override has to call ``super()`` or the ``backward`` method of the loss; in fp16 only ``super()`` scales the
+        override has to call ``super()`` or the ``backward`` method of the loss; in fp16, only ``super()`` scales the
         loss. With an override, gradients are sent to other processes after the backward pass instead of during it,
         which is slower.
 
@@ -603,8 +603,8 @@ class Trainer(
         """Update the parameters from their gradients; override it to step the optimizer with other arguments.
 
         The trainer calls it once in each update, on every process, after the gradients are averaged over the processes
-        and clipped; you need not call it yourself. It is not called if gradients overflowed in fp16. An override has to
-        call ``super()`` or ``self.optimizer.step(...)``. The optimizers of added modules are stepped after it.
+        and clipped; you need not call it yourself. If gradients overflowed in fp16, it is not called. An override has
+        to call ``super()`` or ``self.optimizer.step(...)``. The optimizers of added modules are stepped after it.
 
         Example:
             >>> from pa_core import Trainer
@@ -620,7 +620,7 @@ class Trainer(
         """Step the scheduler after each update, or after each epoch with ``step_scheduler="epoch"``.
 
         The trainer calls it on every process if there is a scheduler, except after updates whose gradients overflowed
-        in fp16; you need not call it yourself. By default ``scheduler.step()`` is called, with the value of
+        in fp16; you need not call it yourself. By default, ``scheduler.step()`` is called, with the value of
         ``watch_metric`` if it needs a metric. Override it if the scheduler's ``step`` needs other arguments, and step
         ``self.scheduler`` in it; ``super()`` need not be called.
 
@@ -793,7 +793,7 @@ class Trainer(
     def _run_eval_epoch(
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
-        """Evaluate each batch of the loader, within a training run or alone, or within a training epoch."""
+        """Evaluate each batch of the loader, after or within a training epoch, or on its own."""
         session = self._session
         is_own_loader = valid_dl is self.eval_dataloader
         within: dict[str, Any] = {}

@@ -76,9 +76,9 @@ class TrainerMethods(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, Schedule
     ) -> SizedIterable[BatchT]:
         """Create the loader of the training epochs; override it to use a custom loader.
 
-        The trainer calls it once in each ``train()``, on every process, unless a ``DataLoader`` was passed; you need
-        not call it yourself. ``self.train_dataset`` is the dataset. Return the same loader on every process, because
-        the trainer splits the loader's samples over the processes; ``super()`` need not be called.
+        The trainer calls it once in each ``train()`` call, on every process, unless a ``DataLoader`` was passed; you
+        need not call it yourself. ``self.train_dataset`` is the dataset. Return the same loader on every process,
+        because the trainer splits the loader's samples over the processes; ``super()`` need not be called.
 
         Args:
             batch_size: The number of samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` overrides

@@ -46,8 +46,8 @@ class PrintProgressCallback(TrainerCallback):
     including the epochs before a resume, unless ``train`` is in its name. Values that do not fit into 80 columns follow
     on indented lines. If there are more than eight metrics, those that callbacks watch come first; a line gives the
     number of the others, which are in the table at the end. An evaluation within an epoch has its own row, whose first
-    cell is the number of epochs trained by then, for example ``1.50``. For an endless stream, it is the number of
-    updates, for example ``@200``.
+    cell is the number of epochs trained by then, for example ``1.50``. For an endless stream, the cell has the number
+    of updates instead, for example ``@200``.
 
     A training run ends with a table: the last value, the best value and the epoch of the best value of each metric. If
     a callback, for example ``SaveBestModelCallback``, watches a metric, the callback decides which values are better.

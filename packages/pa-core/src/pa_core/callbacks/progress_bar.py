@@ -92,7 +92,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that the evaluation is not part of an epoch, so that the title of its bar names no epoch.
+        """Record that the evaluation is not part of an epoch, so that the title of its bar names no epoch.
 
         Args:
             trainer: The trainer.

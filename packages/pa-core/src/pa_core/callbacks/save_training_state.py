@@ -45,18 +45,18 @@ class SaveTrainingStateCallback(TrainerCallback):
     Args:
         save_dir: The folder of the states, which is created if it is missing. With several nodes, it must be a folder
             that all of them share. A relative path, such as the default, starts at the working directory of the run.
-        save_every_n_epochs: The number of epochs from one state to the next. By default (None), epochs are not counted,
-            because the best interval depends on the length of an epoch; unless another interval is set, a state is
-            saved only at the end of the run.
-        save_every_n_steps: The number of optimizer updates from one state to the next. None, the default, does not
-            count updates.
+        save_every_n_epochs: The number of epochs from one state to the next. None, the default, sets no such interval,
+            because the best interval depends on the length of an epoch. Without any interval, a state is saved only at
+            the end of the run.
+        save_every_n_steps: The number of optimizer updates from one state to the next. None, the default, sets no such
+            interval.
         save_at_end: Whether a state is saved when the run is complete. The default is True, so that a script that is
             started again does not repeat the training. A run that ended with an exception or a non-finite loss is not
             complete.
         max_checkpoints: The number of states of this run to keep; older states are removed. None, the default, keeps
             all. States of other runs in the folder are never removed, even if this run has resumed from one of them.
         save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process. All
-            processes save after one of the next updates. None, the default, does not measure time.
+            processes save after one of the next updates. None, the default, sets no such interval.
         asynchronous: Whether the files are written while the training continues. The default, False, waits for them.
             The state is copied to host memory first, which takes as much memory as the state. A write error is raised
             when the next state is saved, or when the run ends.
