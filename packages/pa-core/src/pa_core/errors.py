@@ -406,8 +406,8 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     the recorded metrics. Correct the name (a prefix such as ``eval_`` and the suffix ``_epoch`` are parts of it),
     record the metric with ``update_metric`` first, or pass a ``default`` to ``get_latest_metric``.
 
-    It derives from ``ExplainedError``, ``KeyError`` and ``ValueError``, so ``except KeyError`` and
-    ``except ValueError`` catch it. Unlike a plain ``KeyError``, whose text is the quoted key, its text is the whole
+    It derives from ``ExplainedError``, ``KeyError`` and ``ValueError``, so ``except KeyError`` and ``except
+    ValueError`` catch it. The text of a plain ``KeyError`` is the quoted key; the text of this error is the whole
     explanation.
 
     The four arguments are also attributes; ``str(error)`` shows each argument that is not empty on its own line.

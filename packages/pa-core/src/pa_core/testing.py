@@ -23,10 +23,11 @@ class TinyClassifier(nn.Module):
 
     Args:
         num_features: The number of features of an input. The default, 4, fits ``make_classification``.
-        num_classes: The number of classes, and so of logits. The default, 3, fits ``make_classification``.
+        num_classes: The number of classes, which is also the number of logits. The default, 3, fits
+            ``make_classification``.
         hidden: The size of the hidden layer. The default, 8, is large enough to learn such data.
         batch_norm: Whether batch norm follows the hidden layer, to test code that handles buffers. It is off by
-            default, because a batch of 1 sample then fails in training.
+            default, because with batch norm, training fails on a batch of 1 sample.
 
     Example:
         >>> import torch

@@ -226,7 +226,7 @@ class PredictsBatches(Protocol[PredictionT_co]):
     """A trainer with ``predict_batch``, whose return type is the type that ``predict()`` yields.
 
     It is a protocol for annotations: ``Trainer`` and its subclasses fit. Use it for a helper function that works with
-    any trainer and passes on the type of its predictions to a type checker.
+    any trainer and preserves the type of its predictions for type checkers.
 
     Example:
         >>> import torch

@@ -35,7 +35,7 @@ RNGState: TypeAlias = dict[str, Any]
 A dictionary with the entries ``"python"`` (the tuple of ``random.getstate()``), ``"numpy"`` (the tuple of
 ``numpy.random.get_state()``), ``"torch"`` (a tensor of uint8) and, for an accelerator, ``"device"`` (a tensor of
 uint8). Pass it to ``restore_rng_state``. ``torch.save`` writes it; read it with ``torch.load(path,
-weights_only=False)``, since it holds an array of NumPy.
+weights_only=False)``, since it contains a NumPy array.
 
 Example:
     >>> import torch
@@ -162,13 +162,14 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
 def preserve_rng_state() -> Generator[None]:
     """Restore the global random number generators of Python, NumPy and torch when the block ends.
 
-    A context manager. Use it around code that seeds the generators, for example the augmentation of a sample, so that
+    Use this context manager around code that seeds the generators, for example the augmentation of a sample, so that
     the code does not affect the random numbers of training. Call ``seed_rng`` first in the block, because until then
     the state of the generators is undefined. NumPy uses a different generator within the block, since restoring its own
-    would take as long as all the rest. The block costs about 50 microseconds, so put it around a batch, not around each
-    sample. The states are also restored if the block raises an error. Generators of accelerators are not included.
+    generator would take as long as everything else. The block costs about 50 microseconds, so put it around a batch,
+    not around each sample. The states are also restored if the block raises an error. Generators of accelerators are
+    not included.
 
-    If your code must continue the present random numbers, or uses an accelerator, use ``restored_rng_states``.
+    If your code must continue with the current random numbers, or uses an accelerator, use ``restored_rng_states``.
 
     Example:
         >>> import torch
@@ -258,8 +259,8 @@ def capture_rng_state(device: torch.device) -> RNGState:
 
     Returns:
         A dictionary with the entries ``"python"``, ``"numpy"``, ``"torch"`` and, for an accelerator, ``"device"``.
-        ``torch.save`` writes it; read it with ``torch.load(path, weights_only=False)``, since it holds an array of
-        NumPy.
+        ``torch.save`` writes it; read it with ``torch.load(path, weights_only=False)``, since it contains a NumPy
+        array.
 
     Example:
         >>> import torch
@@ -330,7 +331,7 @@ def restore_rng_state(state: RNGState, device: torch.device) -> None:
 
     Args:
         state: The result of ``capture_rng_state``, on this process or in an earlier run.
-        device: The device on which this process computes. The generator of an accelerator keeps its present state if
+        device: The device on which this process computes. The generator of an accelerator keeps its current state if
             the states were captured without an accelerator.
 
     Raises:

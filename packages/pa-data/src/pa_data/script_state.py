@@ -33,8 +33,8 @@ class ScriptChanges(NamedTuple):
             generators, small tensors and small arrays. Each entry is a dictionary with ``"owner"``, ``"name"``,
             ``"kind"`` and ``"value"``. Save it with ``torch.save``, for example, and pass it to
             ``ScriptState.restore``.
-        lost: The other changed values by their places, if later steps may need them. They cannot be saved here, so warn
-            about them, or save them yourself.
+        lost: The other changed values by place, if later steps may need them. They cannot be saved here, so warn about
+            them, or save them yourself.
 
     Example:
         >>> from types import SimpleNamespace
@@ -59,16 +59,16 @@ class _Before(NamedTuple):
 
 
 class ScriptState:
-    """Find the state that a script changes, so that it can be saved and restored in a new process.
+    """Finds the state that a script changes, so that it can be saved and restored in a new process.
 
     A training script keeps state besides its model and its optimizer, for example a counter, the last losses or a
     generator. Use this class in a training loop or a library that should resume such scripts without knowing their
     variables. If you know them, save them yourself, which is simpler. Create a ``ScriptState`` when the script is
     ready, call ``changes`` for each checkpoint, and call ``restore`` in the restarted script before it continues. The
-    class searches attributes, items, closures and hooks, without running code of the script. Of objects whose class
-    comes from Python's library or an installed package, only the objects in ``roots``, containers, plain namespaces
-    (``types.SimpleNamespace`` and ``argparse.Namespace``), modules, optimizers, schedulers, datasets and loaders are
-    searched.
+    class searches attributes, items, closures and hooks, without running code of the script. If the class of an object
+    comes from Python's library or an installed package, the object is searched only if it is in ``roots``, or is a
+    container, a plain namespace (``types.SimpleNamespace`` or ``argparse.Namespace``), a module, an optimizer, a
+    scheduler, a dataset or a loader.
 
     Only changed values are stored, so that a script may be restarted with other settings. These are numbers, strings,
     containers of them, small arrays, generators, and small tensors that a module has had from the start; small means at
@@ -79,7 +79,7 @@ class ScriptState:
 
     Args:
         roots: The searched objects by name; places begin with these names. Every change in the first object counts. In
-            the other objects, only values count that were present at first.
+            the other objects, only changes to values that were present at the start count.
         loader: The training loader, or None, the default. It is not searched for state to store, because loaders save
             their own, but ``drawn`` reports about it.
         without: Objects that are not searched, because they are saved in another way, for example parameters and
@@ -134,14 +134,14 @@ class ScriptState:
         the creation of this object. The values are copied, so later changes do not affect the result.
 
         Args:
-            roots: The searched objects, under the names that the class got.
-            loader: The training loader, as the class got it. None by default.
-            without: Objects that are not searched, as the class got them. By default there are none.
+            roots: The searched objects, under the names that were passed to the constructor.
+            loader: The training loader, as it was passed to the constructor. None by default.
+            without: Objects that are not searched, as they were passed to the constructor. By default there are none.
             saved: The states that some of the searched objects returned from ``state_dict``, by the names of the
                 objects. Attributes are left out if their names are in the state, since they are saved with it. By
                 default there are no states.
-            accepts: A function that gets the entry of a value, and returns whether your file format can hold it; a
-                value that it rejects is in ``lost``. By default, all entries are stored.
+            accepts: A function that is called with the entry of a value, and returns whether your file format can hold
+                it; a value that it rejects is in ``lost``. By default, all entries are stored.
 
         Returns:
             A ``ScriptChanges``: the entries to save as ``stored``, and the values that cannot be saved as ``lost``,
@@ -220,9 +220,9 @@ class ScriptState:
 
         Args:
             stored: The ``stored`` entries of ``ScriptChanges``, by place.
-            roots: The searched objects of this process, under the names that the class got.
-            loader: The training loader, as the class got it. None by default.
-            without: Objects that are not searched, as the class got them. By default there are none.
+            roots: The searched objects of this process, under the names that were passed to the constructor.
+            loader: The training loader, as it was passed to the constructor. None by default.
+            without: Objects that are not searched, as they were passed to the constructor. By default there are none.
 
         Returns:
             The places of entries that could not be restored, although the object that they begin with is in ``roots``,
@@ -258,8 +258,9 @@ class ScriptState:
     def same_on_all(stored: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
         """Return the entries that are equal on all processes, for a new run with a different number of processes.
 
-        You call it before ``restore`` in such a run, because a value of a single process, for example its rank, fits no
-        other process. With the same number of processes, each process restores its own entries instead.
+        You call it before ``restore`` in such a run, because a value that belongs to a single process, for example its
+        rank, is wrong on any other process. With the same number of processes, each process restores its own entries
+        instead.
 
         Args:
             stored: The ``stored`` entries of each process, at least one. Arrays and tensors are compared by their
@@ -290,7 +291,7 @@ class ScriptState:
         return before is not None and before.mark == mark_of(found.value)
 
     def _has_place(self, found: Found, before: _Before | None) -> bool:
-        """Return whether the owner of a value exists in another process, and only belongs to this script.
+        """Return whether the owner of a value exists in another process, and belongs only to this script.
 
         A tensor has such an owner only in a module that keeps it from the start, such as a metric.
         """

@@ -1,7 +1,7 @@
 """A search for state: numbers, tensors and generators that the objects of a script hold, no matter where.
 
 It reads attributes, items, closures, and the globals that functions of the script name. It runs no code of the script,
-including properties, and is limited: long lists are not searched.
+not even properties, and is limited: long lists are not searched.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Note(NamedTuple):
         owner: The identity of the holder of the value.
         kind_of_owner: The class of the holder.
         name: The attribute, key or index.
-        mark: The mark of the value, which tells whether it has changed.
+        mark: The mark of the value, which shows whether the value has changed.
     """
 
     owner: int
@@ -188,7 +188,7 @@ class Note(NamedTuple):
 class Snapshot:
     """The state of objects at a moment, to compare it with a different moment.
 
-    Of large tensors and arrays, some elements are read.
+    Only some elements of large tensors and arrays are read.
 
     Args:
         roots: The objects by name.

@@ -2,7 +2,7 @@
 
 They work in any loop that uses ``torch.distributed``, and need no other library.
 
-Public are the names in ``__all__`` of ``pa_distributed``, ``pa_distributed.gradient_tree`` and
+The public names are those in ``__all__`` of ``pa_distributed``, ``pa_distributed.gradient_tree`` and
 ``pa_distributed.gradients``.
 """
 

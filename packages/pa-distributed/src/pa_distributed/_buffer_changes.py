@@ -31,7 +31,7 @@ class _Buffer(NamedTuple):
 
 
 class _Group:
-    """Buffers of one type that are processed together, as starting an operation takes longer than the operation itself.
+    """Buffers of one type, processed together because starting an operation takes longer than the operation.
 
     Attributes:
         tensors: The buffers.
@@ -187,11 +187,11 @@ class Buffers:
 
     @torch.no_grad()
     def take(self, index: int, weight: float) -> None:
-        """Store the changes by a micro-batch.
+        """Store the changes that a micro-batch has made.
 
         Args:
-            index: Its number in the update.
-            weight: Its samples divided by the samples of the update.
+            index: The number of the micro-batch in the update.
+            weight: The number of its samples divided by the number of samples in the update.
 
         Raises:
             ValueError: The shape or type of a buffer has changed, or integers differ.
@@ -262,7 +262,8 @@ class Buffers:
         """Return the changes of two nodes together.
 
         Raises:
-            ValueError: Integers differ. On an accelerator they are not compared, since that would wait for the device.
+            ValueError: Integers differ. On an accelerator, they are not compared, since comparing them would wait for
+                the device.
         """
         for number, change in right.items():
             group, other = self._groups[number], left.get(number)

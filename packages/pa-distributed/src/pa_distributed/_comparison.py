@@ -33,11 +33,11 @@ def require_same(
 ) -> None:
     """Raise the same error on all processes if a value differs between them.
 
-    Call it at the start of a script, on every process, with the settings that all of them need. Ranks with a different
-    learning rate, model or number of files often train for a while, and then hang or diverge. This check costs one
-    small collective, in which the processes compare hashes. Only if a hash differs do they exchange the values, as
-    short texts, for the message. To collect the values of all processes instead, use ``gather_objects``. On one process
-    it does nothing.
+    Call it at the start of a script, on every process, with the settings that must be the same on all of them. Ranks
+    with a different learning rate, model or number of files often train for a while, and then hang or diverge. This
+    check costs one small collective, in which the processes compare hashes. Only if a hash differs do they exchange the
+    values, as short texts, for the message. To collect the values of all processes instead, use ``gather_objects``. On
+    one process it does nothing.
 
     Args:
         values: The values by name, or a function without arguments that returns them, which is not called on one
@@ -47,17 +47,17 @@ def require_same(
             their groups, and any other object by its class.
         exchange: A function that sends a list of a few integers from 0 to 65535 to all processes, and returns a list
             with the integers of each rank. Pass it to send them with a collective that your loop needs anyway. The
-            default, None, sends them alone with ``gather_objects``.
+            default, None, sends them separately with ``gather_objects``.
         explain: A function that is called with the text of the differences, and returns the text of the error, or None
             for the usual text. The default, None, uses the usual text.
 
     Raises:
         RanksDifferError: A value differs between the processes. The message lists up to eight differences, without
             passwords in URLs. It is a ``ValueError``.
-        OtherProcessError: The other processes do not run this now: it is called within ``rank_zero_only``,
+        OtherProcessError: The other processes do not make this call now, because it is within ``rank_zero_only``,
             ``rank_zero_first`` or ``rank_local``.
-        RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
-            called yet.
+        RuntimeError: A launcher has started several processes, but ``torch.distributed.init_process_group()`` has not
+            been called yet.
 
     Example:
         >>> import torch

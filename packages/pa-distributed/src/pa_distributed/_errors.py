@@ -13,15 +13,15 @@ _SHORTEST_SECRET = 3
 
 
 class OtherProcessError(RuntimeError):
-    """Report on this process that a different process has failed, is gone or did not arrive in time.
+    """A different process has failed, is gone or did not arrive in time.
 
     The functions of this package raise it on the ranks that were waiting: functions decorated with ``rank_zero_only``,
     ``run_while_others_wait``, the methods of ``RankMessages``, and ``HangDetector.run`` and ``HangDetector.explaining``
     for a lost connection. ``gather_objects`` and ``run_while_others_wait`` also raise it at once where the other
-    processes would never answer, for example within ``rank_local``. The message names the rank where it is known, its
+    processes would never answer, for example within ``rank_local``. The message names the rank, if it is known, its
     last known position, and the action to take.
 
-    It is a ``RuntimeError``, so ``except RuntimeError`` catches it, and ``except ValueError`` does not. The cause is in
+    It is a ``RuntimeError``, so ``except RuntimeError`` catches it, but ``except ValueError`` does not. The cause is in
     the traceback of the other process, so it is rarely useful to catch this error: let it end the script, and let the
     launcher restart the run. Its only argument is the message.
 
@@ -41,11 +41,11 @@ class OtherProcessError(RuntimeError):
 
 
 class RanksDifferError(ValueError):
-    """Report that processes were given different values where all of them need the same value.
+    """Processes were given different values where all of them need the same value.
 
     ``require_same`` raises it on all processes at once, so that no rank waits for the others. The message lists each
     differing value with the ranks that have it, for example ``lr: 0.1 on rank 0, 0.2 on ranks 1-3``. Look for the line
-    of your script where the rank, the host or the environment decides this value.
+    of your script where this value depends on the rank, the host or the environment.
 
     It is a ``ValueError``, so ``except ValueError`` catches it. Since all processes raise it, each of them may catch it
     and continue. Its only argument is the message.
@@ -62,7 +62,7 @@ class RanksDifferError(ValueError):
 
 
 def require_count(values: Sized, num_values: int) -> None:
-    """Raise an error unless there are as many numbers to add up as an exchange of gradients was made for.
+    """Raise an error if there are more or fewer numbers to add up than a gradient exchange was created for.
 
     Raises:
         ValueError: There are more or fewer numbers.

@@ -44,24 +44,25 @@ _SHARED = "_shared_by_processes"
 
 @contextmanager
 def fail_fast(on_failure: Callable[[BaseException, bool], None] | None = None) -> Generator[None]:
-    """End this process at once if an exception leaves the ``with`` block on this process, and not on all processes.
+    """End this process at once if an exception leaves the ``with`` block on this process, but not on all processes.
 
     Put your training loop into this block, on every process. If a single rank fails, the other ranks wait for it in the
     next collective, often for many minutes, and the launcher ends them only after the failed process has ended. The
-    exception alone may not end it: a thread that is still running keeps a process alive, and so does an ``except``
-    clause around the loop. This block therefore prints the traceback, writes the error to the file that torchrun reads,
-    calls ``on_failure``, and ends the process with ``os._exit``, which runs neither ``atexit`` functions nor
-    ``finally`` clauses of callers. The exit status is 1; 130 after Ctrl-C; and after ``SystemExit`` its code, with 1 in
-    the place of 0. For hangs without an exception, use a ``HangDetector`` as well.
+    exception alone may not end the process: a thread that is still running keeps a process alive, and so does an
+    ``except`` clause around the loop. This block therefore prints the traceback, writes the error to the file that
+    torchrun reads, calls ``on_failure``, and ends the process with ``os._exit``, which runs neither ``atexit``
+    functions nor ``finally`` clauses of callers. The exit status is 1; 130 after Ctrl-C; and after ``SystemExit`` its
+    code, with 1 in place of 0. For hangs without an exception, use a ``HangDetector`` as well.
 
     If all processes fail within three seconds, or if there is one process, the exception is raised as usual, and the
     caller may catch it. If all of them raise the same exception, only rank 0 prints its traceback.
 
     Args:
-        on_failure: A function that closes open files and the like. It is called as ``on_failure(error, continues)``,
+        on_failure: A function that, for example, closes open files. It is called as ``on_failure(error, continues)``,
             with the exception, and with True if this process continues because all processes have failed, or False if
-            it ends. It must not communicate with other processes. Its result is ignored. If the process ends, it has 30
-            seconds. If it raises an exception, that exception replaces the first. The default, None, calls nothing.
+            it ends. It must not communicate with other processes. Its result is ignored. If the process ends, the
+            function has 30 seconds. If the function raises an exception, that exception replaces the original
+            exception. The default, None, calls nothing.
 
     Raises:
         BaseException: The exception of the block, if all processes have failed or if there is one process.
@@ -176,15 +177,15 @@ def _write(text: str) -> None:
 
 @contextmanager
 def print_errors_once() -> Generator[None]:
-    """Print an error that all processes raise once instead of once per process; each process still raises it.
+    """If all processes raise the same error, print it once instead of once per process; each process still raises it.
 
     Use it in a ``with`` statement, on every process, for code that runs before a training loop, for example a check of
     the configuration. Eight copies of a traceback are hard to read. For the loop itself, use ``fail_fast``, which does
     the same and also ends a process that fails alone.
 
     If all processes raise the same error within three seconds, rank 0 prints the traceback when its script ends, and
-    each other rank prints one line that refers to it. If a process raises a different error, or none, its output stays
-    as usual. On one process the block has no effect.
+    each other rank prints one line that refers to it. If a process raises a different error, or none, its output is as
+    usual. On one process the block has no effect.
 
     Raises:
         Exception: The error of the block, unchanged.
@@ -211,9 +212,9 @@ def _show_once(error: BaseException, seconds: float) -> None:
     """Let only the first process print an error, if all processes raise the same error and none of them catches it.
 
     Two errors are the same if they have the same type, message, notes and traceback. In an error that separates the
-    given value from its problem, the value may differ between processes, and each process prints its value. So may the
-    problem, if there is no separate value. A process that does not learn in time that rank 0 has printed the error
-    prints it itself.
+    given value from its problem, the value may differ between processes, and each process prints its value. The problem
+    may differ, too, if there is no separate value. A process that does not learn in time that rank 0 has printed the
+    error prints it itself.
 
     Args:
         error: The error that this process is about to raise.
@@ -286,7 +287,7 @@ def _show(
 
 
 def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
-    """Check a condition again and again; a store in which a call waits for too long may not answer any more."""
+    """Check a condition repeatedly; a store in which a call waits for too long may stop answering."""
     give_up = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up:

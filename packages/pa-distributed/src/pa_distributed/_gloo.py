@@ -30,13 +30,13 @@ def prepare_gloo() -> None:
 
     It works around two problems:
 
-    - **Crashes at exit.** If threads of gloo are alive when Python ends, they abort some processes after all work is
-      done. The launcher then reports a failure. This function destroys the process group at exit, which ends the
+    - **Crashes at exit.** If gloo threads are still alive when Python exits, they abort some processes after all work
+      is done. The launcher then reports a failure. This function destroys the process group at exit, which ends the
       threads.
-    - **Deadlocks of workers.** After a collective, a thread of gloo briefly holds a lock of the Python interpreter. If
-      the process forks at this moment, CPython 3.11 copies the locked lock, the new worker waits for it forever, and
-      the run hangs. On two busy cores this took a minute or two of training with forks in each epoch. This function
-      delays each fork, by at most a second, until the threads of gloo are idle. It can do so on Linux only.
+    - **Deadlocks of workers.** After a collective, a gloo thread briefly holds a lock of the Python interpreter. If the
+      process forks at this moment, CPython 3.11 copies the locked lock, the new worker waits for it forever, and the
+      run hangs. On two busy cores, this happened within a minute or two of training with forks in each epoch. This
+      function delays each fork, by at most a second, until the gloo threads are idle. It can do so only on Linux.
 
     Example:
         >>> import torch
@@ -60,16 +60,16 @@ def _leave_processes() -> None:
 
 @functools.cache
 def _fork_between_collectives() -> None:
-    """Make each fork wait for the threads of gloo, on systems that show the state of threads."""
+    """Make each fork wait for the gloo threads, on systems that show the state of threads."""
     if _THREADS.is_dir():
         os.register_at_fork(before=_wait_for_gloo)
 
 
 def _wait_for_gloo() -> None:
-    """Wait until every thread of gloo sleeps, and has not run since the last look.
+    """Wait until every gloo thread sleeps, and has not run since the last look.
 
-    A sleeping thread proves nothing: it may wait for Python's lock, and continue with the next tensor once it has
-    it.
+    A sleeping thread proves nothing, because it may be waiting for the GIL, and may continue with the next tensor once
+    it has the GIL.
     """
     give_up = time.monotonic() + _SECONDS_TO_WAIT
     before: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _wait_for_gloo() -> None:
 
 
 def _gloo_threads() -> dict[str, str]:
-    """Return the state of each thread of gloo, and how often the system has switched to it."""
+    """Return the state of each gloo thread, and how often the system has switched to it."""
     return {
         thread.name: "".join(line for line in _read(thread / "status").splitlines() if line.startswith(_TELLING))
         for thread in _THREADS.iterdir()

@@ -59,27 +59,27 @@ def _outside(updates: int) -> tuple[str, int]:
 
 
 class HangDetector:
-    """End all processes with a report if a process waits for another process for too long.
+    """Ends all processes with a report if a process waits for another process for too long.
 
-    Without it, a run in which a single rank skips a collective, or fails in it, stands still until the timeout of the
-    backend, and nothing tells which rank was where. With it, each rank prints its stack, the last line names the
-    position of each rank, and all ranks end with status 1, so that a launcher can restart the run. For an exception on
-    a single rank, use ``fail_fast`` as well.
+    Without it, if a single rank skips a collective or fails in it, the run hangs until the backend times out, and no
+    message says where each rank was. With it, each rank prints its stack, the last line names the position of each
+    rank, and all ranks end with status 1, so that a launcher can restart the run. For an exception on a single rank,
+    use ``fail_fast`` as well.
 
     Create it after ``torch.distributed.init_process_group``, on every process, and put the loop into ``with
-    detector.run():``. A process that is not in a process group is alone, and the detector does nothing there. It does
-    nothing either with ``max_wait_seconds=None``.
+    detector.run():``. The detector does nothing in a process that has no process group, or with
+    ``max_wait_seconds=None``.
 
     In each process a thread sends a heartbeat once a second, through the store of ``torch.distributed``, which does not
-    slow the loop. A process makes progress as long as it completes steps or begins collectives. A rank that works for
-    long, for example in an evaluation, is not taken for a rank that hangs: a process is waiting if its main thread is
-    in a collective, or blocked without using the CPU.
+    slow the loop. A process makes progress as long as it completes steps or begins collectives. A rank that works for a
+    long time, for example in an evaluation, is not mistaken for a rank that hangs: a process counts as waiting only if
+    its main thread is in a collective, or is blocked without using the CPU.
 
     Args:
-        max_wait_seconds: How long a process may wait for another process, in seconds, or None for no limit. The default
-            of ten minutes is the timeout of NCCL, and in most runs enough for rank 0 to save a checkpoint or evaluate
-            while the others wait. The report comes at the latest after nine tenths of the timeout of the process group,
-            so to wait longer, raise that timeout, too.
+        max_wait_seconds: How long a process may wait for another process, in seconds, or None for no limit. The
+            default, ten minutes, is the timeout of NCCL, and is usually enough for rank 0 to save a checkpoint or
+            evaluate while the others wait. The report comes within nine tenths of the process group's timeout, so if
+            you want to wait longer, increase that timeout, too.
         advise: A function that returns advice for the end of the report. It is called with the description of the
             positions of all processes (a text), and with whether a process has left the run. The default gives general
             advice. Pass a function to name the options of your loop.
@@ -92,7 +92,7 @@ class HangDetector:
             the number of complete updates.
         clock: The stopwatch with which the heartbeat thread measures how long the loop has been waiting; not for
             callers.
-        steps: The number of complete steps of the run, or -1 before the first call of ``step``.
+        steps: The number of complete steps of the run, or -1 before the first ``step`` call.
 
     Raises:
         ValueError: The wait is neither None nor a positive number.
@@ -155,10 +155,10 @@ class HangDetector:
     def run(self, where: Callable[[], tuple[str, int]] | None = None) -> Generator[Self]:
         """Watch the loop in the ``with`` block.
 
-        You use it in a ``with`` statement on every process, which enters the block before its loop and leaves it after
-        the loop. A process that leaves the block early is reported as the cause if the others wait for it. Blocks may
-        be nested, for example for an evaluation with its own position; the outer run continues when the inner run ends.
-        A hang does not raise an error in the block: it ends all processes with status 1.
+        You use it in a ``with`` statement on every process. Each process enters the block before its loop, and leaves
+        the block after the loop. A process that leaves the block early is reported as the cause if the others wait for
+        it. Blocks may be nested, for example for an evaluation with its own position; the outer run continues when the
+        inner run ends. A hang does not raise an error in the block: it ends all processes with status 1.
 
         Args:
             where: A function that returns the current position for the report: a text such as ``"in an evaluation"``,
@@ -198,7 +198,7 @@ class HangDetector:
 
     @contextmanager
     def explaining(self) -> Generator[None]:
-        """Turn errors of torch about a lost connection into an ``OtherProcessError`` that names the lost process.
+        """Turn torch errors about a lost connection into an ``OtherProcessError`` that names the lost process.
 
         ``run`` does this already. You use it in a ``with`` statement around collectives outside of ``run``, for example
         before the first step of a loop. It only changes errors, and does not detect hangs.
@@ -226,8 +226,8 @@ class HangDetector:
 class _Heartbeat:
     """The thread that sends a heartbeat each second, and checks whether this process would wait for others forever.
 
-    Steps of a loop pay nothing for it: torch counts the collectives that a process has begun, and the run counts its
-    updates.
+    It does not slow the steps of a loop, because torch counts the collectives that a process has begun, and the run
+    counts its updates.
 
     Args:
         run: The run to watch.
@@ -399,7 +399,7 @@ def find_hang(
         rank: The rank of the process that may be waiting.
         signs: The signs of all processes by rank.
         limit: How many seconds the process may wait for a process that may still arrive.
-        advise: A function that returns advice, as ``HangDetector`` takes it.
+        advise: A function that returns advice, in the form that ``HangDetector`` accepts.
     """
     own, longest = signs[rank], limit
     do = "See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds."

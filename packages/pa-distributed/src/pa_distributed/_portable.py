@@ -12,7 +12,7 @@ from typing_extensions import override
 
 
 class Portable:
-    """Wrap an object so that it can be pickled even if it contains tensors of rare types; unpickling unwraps it.
+    """Wraps an object so that it can be pickled even if it contains tensors of rare types; unpickling unwraps it.
 
     Python cannot unpickle tensors of unsigned 16 to 64-bit integers and of 8-bit floats, since torch has no storage
     class for these types. This class sends the bytes of such tensors instead.

@@ -72,17 +72,17 @@ def gather_objects(value: _R, *, on_first_only: bool = False) -> list[_R]:
     Args:
         value: The object of this process. It must be picklable.
         on_first_only: Whether only rank 0 receives the objects. The default, False, gives them to all ranks, so that
-            all of them can decide the same. True sends less data, which is enough for logging.
+            all of them can make the same decision. True sends less data, and is enough for logging.
 
     Returns:
         A list with the object of each rank: its item ``n`` is the object of rank ``n``. With ``on_first_only=True`` the
         list is empty on all other ranks.
 
     Raises:
-        OtherProcessError: The other processes do not run this now: it is called within ``rank_zero_only``,
+        OtherProcessError: The other processes do not make this call now, because it is within ``rank_zero_only``,
             ``rank_zero_first`` or ``rank_local``.
-        RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
-            called yet.
+        RuntimeError: A launcher has started several processes, but ``torch.distributed.init_process_group()`` has not
+            been called yet.
 
     Example:
         >>> from pa_distributed import gather_objects

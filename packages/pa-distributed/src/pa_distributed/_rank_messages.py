@@ -31,14 +31,14 @@ _topics = itertools.count(1)
 
 
 class RankMessages:
-    """Exchange named text messages between the processes of a run, from any thread.
+    """Exchanges named text messages between the processes of a run, from any thread.
 
     Use it where collectives do not fit: in a background thread, for example while a checkpoint is written, or for a
     wait that may take longer than the timeout of the backend. Collectives must be called by all ranks in the same
-    order, and two threads would mix theirs up. Messages have names, so their order does not matter. For objects that
-    all processes exchange at the same point of the script, use ``gather_objects``.
+    order, so calls from two threads would be mixed up. Messages have names, so their order does not matter. For objects
+    that all processes exchange at the same point of the script, use ``gather_objects``.
 
-    Create an object for each common task. Every process must create the same number of objects in the same order, in
+    Create an object for each shared task. Every process must create the same number of objects in the same order, in
     its main thread; messages of different objects do not mix. All methods may then be called from any thread.
     ``torch.distributed`` must be initialized. The constructor has no arguments.
 
@@ -75,8 +75,8 @@ class RankMessages:
     def post(self, key: str, message: str) -> None:
         """Publish a message that any process can read with ``wait_for``.
 
-        You call it on the process that has something to tell. It returns at once, without waiting for a reader. The
-        message stays until ``remove``.
+        You call it on the process that has the information. It returns at once, without waiting for a reader. The
+        message is kept until you call ``remove``.
 
         Args:
             key: The name of the message. A second message of the same name replaces the first. Put the rank into the
@@ -107,8 +107,8 @@ class RankMessages:
 
         Args:
             key: The name of the message.
-            rank: The rank of the process that publishes it. It is watched, so that this process does not wait for a
-                process that is gone.
+            rank: The rank of the process that publishes it. This rank is watched, so that the caller does not wait for
+                a process that is gone.
 
         Returns:
             The text of the message.
@@ -142,12 +142,12 @@ class RankMessages:
     def wait_for_all(self) -> None:
         """Wait until every process has called this method, no matter how long that takes.
 
-        You call it on every process, once per object, when its part of the common task is done. Unlike
+        You call it on every process, once per object, when its part of the shared task is done. Unlike
         ``torch.distributed.barrier`` it has no timeout, and may be called in a background thread. A process that cannot
         call it, because of an error, calls ``leave``.
 
         Raises:
-            OtherProcessError: A process has called ``leave``, sends no heartbeat any more (heartbeats are sent while a
+            OtherProcessError: A process has called ``leave``, no longer sends heartbeats (which are sent while a
                 ``HangDetector`` runs), or kept the messages and is gone.
 
         Example:
@@ -168,7 +168,7 @@ class RankMessages:
     def leave(self) -> None:
         """Tell the other processes that this process will not call ``wait_for_all``, for example because of an error.
 
-        You call it in a ``finally`` or ``except`` clause around the common task. The other processes then raise an
+        You call it in a ``finally`` or ``except`` clause around the shared task. The other processes then raise an
         ``OtherProcessError`` in ``wait_for_all``, instead of waiting. After ``wait_for_all`` the call has no effect. It
         raises no error, even if the process that keeps the messages is gone.
 
@@ -241,9 +241,9 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
     """Run a function that may take long on some processes, while the other processes wait.
 
     Use it for work that rank 0 does for minutes, for example to merge files or to evaluate on one device. In a
-    collective the other ranks would run into the timeout of the backend, and so they would in a function decorated with
-    ``rank_zero_only``. Here they wait for as long as necessary. Every process must call this function. If the function
-    raises an error on a process, all processes raise that error.
+    collective, or in a function decorated with ``rank_zero_only``, the other ranks would run into the timeout of the
+    backend. Here, they wait for as long as necessary. Every process must call this function. If the function raises an
+    error on a process, all processes raise that error.
 
     Args:
         action: The function that this process runs, without arguments, or None on a process that only waits. Its result
@@ -257,8 +257,8 @@ def run_while_others_wait(action: Callable[[], None] | None, *, fails_at_once: b
         OtherProcessError: Another process is gone, or its function raised an error that is not raised here; or the
             function is called within ``rank_zero_only``, ``rank_zero_first`` or ``rank_local``, so that the other
             processes do not run it now.
-        RuntimeError: A launcher has started several processes, and ``torch.distributed.init_process_group()`` was not
-            called yet.
+        RuntimeError: A launcher has started several processes, but ``torch.distributed.init_process_group()`` has not
+            been called yet.
 
     Example:
         >>> from pa_distributed import run_while_others_wait

@@ -30,7 +30,7 @@ def rank_zero_only(
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
     """Return a decorator that makes a function run on rank 0 only, while the other ranks wait for it.
 
-    Use it for work that must happen once, for example to download a data set, to write a file or to create a folder.
+    Use it for work that must happen once, for example to download a dataset, to write a file or to create a folder.
     After the call, every rank can rely on the finished work. If the function fails, all ranks raise an error, so that
     none of them continues without the work. If all ranks should run the function, with rank 0 before the others, use
     ``rank_zero_first``. For work that takes longer than the timeout of the process group, use
@@ -45,9 +45,9 @@ def rank_zero_only(
         local: Whether the function runs on the first process of each machine instead, which launchers mark with
             ``LOCAL_RANK=0``. The default, False, is right for shared file systems. Pass True for files that each
             machine needs on its own disk.
-        no_failure: Exception classes that do not count as a failure. If the function raises such an exception, the
-            other ranks return None and learn about it later in another way, for example a request to stop. The default
-            is none, so every exception is a failure.
+        no_failure: Exception classes that do not count as failures, for example for a request to stop. If the function
+            raises such an exception, the other ranks return None, and must learn about the exception in another way. By
+            default there are none, so every exception is a failure.
 
     Returns:
         A decorator; write the parentheses in ``@rank_zero_only()``. The decorated function returns its result on the
@@ -56,8 +56,8 @@ def rank_zero_only(
     Raises:
         OtherProcessError: The decorated function raises it on the ranks that waited, if the function has raised an
             exception on the rank that runs it. That rank raises the exception itself.
-        RuntimeError: Raised by the decorated function if a launcher has started several processes, and
-            ``torch.distributed.init_process_group()`` was not called yet.
+        RuntimeError: The decorated function raises it if a launcher has started several processes, but
+            ``torch.distributed.init_process_group()`` has not been called yet.
 
     Example:
         >>> from pa_distributed import rank_zero_only
@@ -115,11 +115,11 @@ def _first_then_others(*, local: bool) -> Generator[None]:
 def rank_zero_first(*, local: bool = False) -> BlockOrDecorator:
     """Run a block or a function on rank 0 first, and on the other ranks after that.
 
-    Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenized data
-    set: rank 0 writes the cache, and the other ranks read it. If only rank 0 should run the function, use
-    ``rank_zero_only``. Every process must enter the block, and in it no process may wait for the others:
-    ``gather_objects`` raises an error there. If rank 0 raises an exception in the block, the other ranks run the block
-    all the same, and rank 0 raises its exception. The wait of the other ranks is limited by the timeout of the process
+    Use it where all ranks need the result of a preparation that the first rank caches, for example a tokenized dataset:
+    rank 0 writes the cache, and the other ranks read it. If only rank 0 should run the function, use
+    ``rank_zero_only``. Every process must enter the block, and no process may wait for the others in it:
+    ``gather_objects`` raises an error there. If rank 0 raises an exception in the block, the other ranks still run the
+    block, and rank 0 then raises its exception. The wait of the other ranks is limited by the timeout of the process
     group.
 
     Args:
@@ -128,12 +128,12 @@ def rank_zero_first(*, local: bool = False) -> BlockOrDecorator:
             True if each machine has its own cache.
 
     Returns:
-        An object for a ``with`` statement, which yields None, that also works as a decorator. A decorated function
-        returns its result on every rank.
+        A context manager, which yields None and also works as a decorator. A decorated function returns its result on
+        every rank.
 
     Raises:
-        RuntimeError: Raised when the block begins, if a launcher has started several processes, and
-            ``torch.distributed.init_process_group()`` was not called yet.
+        RuntimeError: When the block begins, a launcher has started several processes, but
+            ``torch.distributed.init_process_group()`` has not been called yet.
 
     Example:
         >>> from pa_distributed import rank_zero_first
@@ -187,8 +187,8 @@ def rank_local() -> Generator[None]:
     communication: on rank 0 they run, and on other ranks a ``rank_zero_only`` function returns None at once.
 
     Functions that need the other processes, for example ``gather_objects``, ``require_same`` and
-    ``run_while_others_wait``, raise ``OtherProcessError`` there. Collectives of ``torch.distributed`` do not know about
-    the context. The context applies to this thread. Blocks may be nested.
+    ``run_while_others_wait``, raise ``OtherProcessError`` there. Collectives of ``torch.distributed`` ignore the
+    context. The context applies to this thread. Blocks may be nested.
 
     Yields:
         None.

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 
 class SignalWatch:
-    """Call a function when one of some signals arrives, for as long as a ``with`` block runs.
+    """Calls a function when one of the given signals arrives while a ``with`` block runs.
 
     Schedulers such as Slurm and clouds with spot machines send a signal, usually ``SIGTERM``, some seconds before they
     end a process. Python would end the script at once. With this watch the script can finish its step and save a
@@ -22,27 +22,27 @@ class SignalWatch:
     each step, for example with ``gather_objects``.
 
     Python calls the function between two instructions of the main thread, so it should only set a flag that the loop
-    checks. Processes that are forked within the block, for example the workers of a data loader, no longer end at the
-    signal either. The main process ends them.
+    checks. Processes that are forked within the block, for example the workers of a data loader, do not end at the
+    signal either; the main process ends them.
 
-    If no signal arrives, the previous handlers return when the block ends. If a signal has arrived, the process is
-    expected to end soon, and the watched signals are ignored until then, so that a second signal cannot interrupt the
-    end. Call ``settle`` if the script continues, or raise ``ends_by``: a script that catches this exception has its
-    previous handlers back as soon as it drops the exception. If a signal arrives too late for the loop, the next watch
-    for the same signal calls its function at once.
+    If no signal arrives, the previous handlers are restored when the block ends. If a signal has arrived, the process
+    is expected to end soon, and the watched signals are ignored until then, so that a second signal cannot interrupt
+    the shutdown. Call ``settle`` if the script continues, or raise ``ends_by``: if a script catches this exception, the
+    previous handlers are restored as soon as the script drops the exception. If a signal arrives too late for the loop,
+    the next watch for the same signal calls its function at once.
 
     Args:
         signals: The signals to watch, as names such as ``"SIGTERM"``, as numbers, or as members of ``signal.Signals``.
         on_signal: The function to call at each signal, without arguments. Its result is ignored.
         ends_by: The class of the exception that your loop raises to end after a signal. It must be a class that is
-            written in Python, not a built-in class. The default, an empty tuple, means that no exception does so.
+            defined in Python, not a built-in class. The default, an empty tuple, means that no exception does so.
 
     Attributes:
         received: The last signal that has arrived, as a member of ``signal.Signals``, or None.
 
     Raises:
-        ValueError: This system has no signal of this name or number. ``with`` raises it, too, if this is not the main
-            thread.
+        ValueError: This system has no signal of this name or number. Entering the block raises it, too, if this is not
+            the main thread.
 
     Example:
         >>> import os, signal
@@ -72,7 +72,7 @@ class SignalWatch:
         self._preemption: weakref.ref[BaseException] | None = None
 
     def __enter__(self) -> Self:
-        """Begin to watch the signals.
+        """Start watching the signals.
 
         Raises:
             ValueError: This is not the main thread. Python runs all signal handlers in the main thread.
@@ -106,10 +106,10 @@ class SignalWatch:
     def settle(self) -> None:
         """Tell the watch that the script has reacted to the signal and continues.
 
-        You call it within the ``with`` block, after the reaction to a signal, for example when a checkpoint was saved,
-        if the script does not end. Without this call, the watch expects the process to end soon after a signal, and
-        ignores further signals after the block. With it, the end of the block restores the previous handlers, so that a
-        later signal has its usual effect. If no signal has arrived, the call has no effect.
+        You call it within the ``with`` block, after the reaction to a signal, for example when a checkpoint has been
+        saved, if the script does not end. Without this call, the watch expects the process to end soon after a signal,
+        and ignores further signals after the block. With it, the end of the block restores the previous handlers, so
+        that a later signal has its usual effect. If no signal has arrived, the call has no effect.
 
         Example:
             >>> import os, signal
@@ -152,7 +152,7 @@ class SignalWatch:
             listener()
 
     def _on_preemption_gone(self, _reference: object) -> None:
-        """Restore the handlers if the script has caught the exception: when it ends by it, no function is running."""
+        """Restore the handlers if the script has caught the exception; if it has not, no function is running."""
         is_in_script = sys._getframe().f_back is not None  # pyright: ignore[reportPrivateUsage]  # documented
         if is_in_script and threading.current_thread() is threading.main_thread():
             self._give_back()

@@ -1,4 +1,4 @@
-"""A clock that tells how much processor time a thread uses: a thread that uses almost none is waiting."""
+"""A clock for the processor time of a thread, because a thread that uses almost none is waiting."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class ThreadClock:
     Only Linux shows the processor time of a thread. On other systems the thread always seems busy.
 
     Attributes:
-        blocked_since: The ``time.monotonic()`` since when the thread has not run at all, which no loop can achieve.
-        idle_since: The ``time.monotonic()`` since when the thread has used hardly any time, for example in a loop that
-            checks again and again whether it may continue.
+        blocked_since: The ``time.monotonic()`` since which the thread has not run at all, which is impossible for a
+            thread in a loop.
+        idle_since: The ``time.monotonic()`` since which the thread has used hardly any time, for example in a loop that
+            checks repeatedly whether it may continue.
     """
 
     def __init__(self) -> None:

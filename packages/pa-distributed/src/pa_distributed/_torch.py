@@ -25,7 +25,7 @@ _MISSING: Final = object()
 
 
 def _private(owner: object, name: str) -> Any:
-    """Return an attribute of an object of torch.
+    """Return an attribute of a torch object.
 
     Raises:
         RuntimeError: This version of torch has no such attribute.

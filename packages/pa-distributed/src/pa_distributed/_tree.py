@@ -1,8 +1,8 @@
 """The fixed binary tree over the micro-batches of an update that defines the order in which their gradients are added.
 
 A node covers the micro-batches from ``place << level`` to the next multiple of ``1 << level``, or to the last
-micro-batch. The number of micro-batches alone decides which nodes are added to each other, not the process that
-computes them.
+micro-batch. Which nodes are added to each other depends only on the number of micro-batches, not on the processes that
+compute them.
 """
 
 from __future__ import annotations

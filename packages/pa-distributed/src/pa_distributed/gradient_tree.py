@@ -1,10 +1,10 @@
 """Adds up the gradients of an update in an order that does not depend on how many processes compute them.
 
-The position of a sample in the update decides which micro-batch it belongs to. Each process computes a contiguous block
-of micro-batches, and all gradients are added up in a fixed binary tree. Each process first adds up the nodes that it
-can compute alone. The remaining nodes are cut into chunks, and each process adds up one chunk in the order of the tree.
-So the result is bit-for-bit identical on any number of processes. If the number of micro-batches is a power of two
-times the number of processes, this sends as many bytes as a ring does.
+The position of a sample in the update determines the micro-batch to which it belongs. Each process computes a
+contiguous block of micro-batches, and all gradients are added up in a fixed binary tree. Each process first adds up the
+nodes that it can compute alone. The remaining nodes are cut into chunks, and each process adds up one chunk in the
+order of the tree. So the result is bit-for-bit identical on any number of processes. If the number of micro-batches is
+a power of two times the number of processes, this sends as many bytes as a ring all-reduce does.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Bucket:
         self._lent, self.nodes, self.awaited, self.is_sent = [], [], None, False
 
     def reserve(self, num_notes: int) -> None:
-        """Make room for so many numbers, between two updates."""
+        """Make room for a number of values, between two updates."""
         if num_notes != self.num_notes:
             self.num_notes, self._free = num_notes, []
 
@@ -135,26 +135,26 @@ class _Bucket:
 
 
 class GradientTree:
-    """Compute the same gradients and buffers, bit for bit, on any number of processes.
+    """Computes bit-for-bit identical gradients and buffers on any number of processes.
 
-    The order of floating-point additions changes their rounding, so a run on eight processes normally diverges from the
+    The order of floating-point additions affects their rounding, so a run on eight processes normally diverges from the
     same run on one process. Use this class to compare runs on different numbers of processes, to debug on one process,
     or to resume a run on fewer machines with identical results. It adds the gradients of all micro-batches of an update
-    in a fixed binary tree. A micro-batch is the part of the batch that a process computes in a forward and backward
-    pass; an update is a step of the optimizer. If identical results do not matter, ``GradientExchange`` is faster and
-    needs no fixed number of micro-batches.
+    in a fixed binary tree. A micro-batch is the part of the batch that a process uses in one forward and backward pass;
+    an update is one optimizer step. If identical results do not matter, ``GradientExchange`` is faster and needs no
+    fixed number of micro-batches.
 
     For each update, call ``start_update``. Then, for each micro-batch of this process, call ``start_batch``, run the
-    forward and backward pass, and call ``end_batch``. Then call ``finish``: ``grad`` of each parameter is now the sum
-    over all micro-batches, so divide each loss by the number of micro-batches, or weight it by its samples. After the
-    step of the optimizer, call ``end_update``, or call ``drop_update`` if the update is abandoned. With ``n``
-    micro-batches on ``p`` processes, each process computes a contiguous block of ``n / p`` micro-batches, in the order
-    of the ranks; if they do not divide evenly, the first processes compute one more.
+    forward and backward pass, and call ``end_batch``. Then call ``finish``. The ``grad`` of each parameter is now the
+    sum over all micro-batches, so divide each loss by the number of micro-batches, or weight it by its number of
+    samples. After the optimizer step, call ``end_update``, or call ``drop_update`` if the update is abandoned. With
+    ``n`` micro-batches on ``p`` processes, each process computes a contiguous block of ``n / p`` micro-batches, in the
+    order of the ranks; if they do not divide evenly, the first processes compute one more.
 
     Buffers, for example the running statistics of batch norm, have the same values before each micro-batch. After the
-    update they change by the weighted mean of the changes of all micro-batches, in double precision. Integer buffers,
-    for example batch norm's count of batches, must change to the same value in each micro-batch. In an update of a
-    single micro-batch, buffers keep the exact values of that micro-batch.
+    update, they have changed by the weighted mean of the changes of all micro-batches, in double precision. Integer
+    buffers, for example batch norm's count of batches, must change to the same value in each micro-batch. In an update
+    of a single micro-batch, buffers keep the exact values of that micro-batch.
 
     Do not wrap the modules in ``DistributedDataParallel``. Without ``torch.distributed``, this process computes all
     micro-batches.
@@ -162,8 +162,9 @@ class GradientTree:
     Args:
         modules: The trained modules, with the same parameters on each process.
         num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none.
-        called: The modules by name whose buffers are averaged, if they are not the trained modules: for example also a
-            frozen teacher. The names appear in error messages. The default, None, takes ``modules``.
+        called: The modules whose buffers are averaged, by name, if they are not the trained modules, for example
+            because they include a frozen teacher. The names appear in error messages. The default, None, uses
+            ``modules``.
         bucket_bytes: The bytes of gradients that are sent together. The default of 25 MiB is the default of
             ``DistributedDataParallel``: large enough for an efficient exchange, and small enough to begin early.
 
@@ -220,8 +221,8 @@ class GradientTree:
         """Whether any micro-batch of the update had a gradient on this process, even before ``finish`` sets it.
 
         A bool. ``start_update`` sets it to False, and ``end_batch`` to True once a parameter has a gradient. Read it
-        instead of ``parameter.grad``, which ``start_batch`` clears, for example to notice a loop whose losses reach no
-        trained parameter.
+        instead of ``parameter.grad``, which ``start_batch`` clears, for example to detect a loop whose losses do not
+        depend on any trained parameter.
         """
         return any(self._present)
 
@@ -252,7 +253,7 @@ class GradientTree:
         self._buffers.find()
 
     def start_update(self, count: int) -> None:
-        """Begin an update, which is a step of the optimizer.
+        """Begin an update, which is one optimizer step.
 
         You call it on every process, before the first ``start_batch``. It does not communicate.
 
@@ -288,8 +289,7 @@ class GradientTree:
     def start_batch(self, *, overlaps: bool = False) -> None:
         """Begin the next micro-batch of this process: clear the gradients, and restore the buffers.
 
-        You call it before the forward pass of each micro-batch, as often as this process has micro-batches in the
-        update.
+        You call it before the forward pass of each micro-batch that this process has in the update.
 
         Args:
             overlaps: Whether to send gradients during the backward pass if this is the last micro-batch of the process,
@@ -325,8 +325,8 @@ class GradientTree:
         You call it after the backward pass of each micro-batch.
 
         Args:
-            weight: The samples of the micro-batch divided by the samples of the update on all processes, from 0 to 1.
-                It is the weight of the buffer changes; gradients are added without a weight.
+            weight: The number of samples in the micro-batch divided by the number of samples in the update on all
+                processes, from 0 to 1. It is the weight of the buffer changes; gradients are added without a weight.
 
         Raises:
             ValueError: The micro-batch has changed a parameter, or a buffer in a way that has no mean, for example its
@@ -368,9 +368,9 @@ class GradientTree:
         """Set the gradients and the buffers to the results of the update.
 
         You call it on every process after the last ``end_batch`` of the update, even on a process without
-        micro-batches, since all processes exchange their gradients here. Afterwards, ``grad`` of each parameter is the
-        sum over all micro-batches, or None if no micro-batch has a gradient for it. Clip gradients and step the
-        optimizer after it.
+        micro-batches, since all processes exchange their gradients here. Afterwards, the ``grad`` of each parameter is
+        the sum over all micro-batches, or None if no micro-batch has a gradient for it. Clip gradients and step the
+        optimizer after this call.
 
         Args:
             values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
@@ -418,7 +418,7 @@ class GradientTree:
     def end_update(self) -> None:
         """End an update, and keep the buffers that ``finish`` has set.
 
-        You call it after the step of the optimizer. To abandon the update, call ``drop_update`` instead. It does not
+        You call it after the optimizer step. To abandon the update, call ``drop_update`` instead. It does not
         communicate.
 
         Example:
@@ -670,7 +670,7 @@ def _rounded(number: int, unit: int) -> int:
 
 
 def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> list[list[nn.Parameter]]:
-    """Divide parameters into groups of about so many bytes."""
+    """Divide parameters into groups of about the given number of bytes."""
     groups: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:

@@ -1,10 +1,10 @@
 """Averages the gradients of an update over the processes during its last backward pass, without wrapping a module.
 
-Without a wrapper, any number of modules, forward passes and backward passes is possible. The parameters lie in buckets,
-in the order in which a backward pass reaches them. A bucket is averaged as soon as all of its gradients are available,
-and all processes send their buckets in the same order. The last bucket waits until the update needs the result, since
-small numbers of each process are sent with it. A missing gradient of a process counts as zero. A parameter without a
-gradient on all processes keeps none, as on one process.
+Without a wrapper, any number of modules, forward passes and backward passes is possible. The parameters are grouped
+into buckets, in the order in which a backward pass reaches them. A bucket is averaged as soon as all of its gradients
+are available, and all processes send their buckets in the same order. The last bucket waits until the update needs the
+result, since small numbers of each process are sent with it. If a process has no gradient for a parameter, the gradient
+counts as zero. If no process has a gradient for it, the parameter stays without a gradient, as on one process.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Bucket:
 
     Attributes:
         parameters: The parameters of these gradients.
-        flat: The tensor that is added up over the processes. The next three are consecutive views of it.
+        flat: The tensor that is added up over the processes. The next three attributes are consecutive views of it.
         gradients: The gradients.
-        is_present: For each parameter 1, or 0 if this process has no gradient of it.
+        is_present: For each parameter 1, or 0 if this process has no gradient for it.
         values: The numbers that are sent with the last bucket; empty in other buckets.
         views: The gradients as views in the shapes of the parameters.
         awaited: The identifiers of the parameters that this backward pass has not reached yet.
@@ -59,22 +59,22 @@ class _Bucket:
 
 
 class GradientExchange:
-    """Average gradients over the processes, as ``DistributedDataParallel`` does, without wrapping the modules.
+    """Averages gradients over the processes, as ``DistributedDataParallel`` does, without wrapping the modules.
 
     Use it in a loop that trains several modules, calls methods other than ``forward``, accumulates gradients, or
     freezes parameters while it trains. ``DistributedDataParallel`` needs special care in each of these cases. This
     class hooks into the parameters instead, and sends gradients while the backward pass is in progress. It does not
-    send the initial weights or the buffers: give all processes the same weights. For results that do not depend on the
-    number of processes, use ``GradientTree``.
+    send the initial weights or the buffers, so give all processes the same weights. For results that do not depend on
+    the number of processes, use ``GradientTree``.
 
-    Each update, which is a step of the optimizer, is a sequence of calls. Backward passes before the last leave their
-    gradients on this process. Before the last backward pass, call ``open``, and after it ``finish``, which averages the
-    gradients and returns sums of small numbers, for example the number of samples. Then step the optimizer and call
+    Each update, that is, each optimizer step, is a sequence of calls. All backward passes except the last keep their
+    gradients on this process. Call ``open`` before the last backward pass, and ``finish`` after it. ``finish`` averages
+    the gradients and adds up a few numbers, for example the numbers of samples. Then step the optimizer and call
     ``end_update``. Without ``open``, everything is sent in ``finish``, which is slower. Without ``end_update``,
     backward passes of the next update are averaged one by one. No call raises an error because of its order, but if the
     processes make different calls, they wait for each other until the timeout. Call ``close`` at the end, which removes
-    the hooks from the parameters. Between ``finish`` and ``end_update``, each further backward pass is averaged when it
-    ends, as optimizers that evaluate the loss several times need it.
+    the hooks from the parameters. Between ``finish`` and ``end_update``, the gradients of each further backward pass
+    are averaged when the pass ends, because some optimizers evaluate the loss several times.
 
     If a parameter gets no gradient on some processes, the missing gradient counts as zero; if it gets none on any
     process, ``grad`` stays None. So nothing like ``find_unused_parameters`` is needed. Parameters may be frozen and
@@ -157,7 +157,7 @@ class GradientExchange:
         """Prepare for the last backward pass of an update, whose gradients are averaged.
 
         You call it on every process before that pass, and ``finish`` after it. A second call before ``finish`` has no
-        effect. An update is a step of the optimizer.
+        effect. An update is one optimizer step.
 
         Args:
             overlaps: Whether to send gradients during the backward pass. The default, True, is faster. Pass False if a
@@ -187,21 +187,22 @@ class GradientExchange:
             bucket.awaited = {id(parameter) for parameter in bucket.parameters if parameter.requires_grad}
 
     def finish(self, values: Sequence[float]) -> Tensor:
-        """Average the gradients over the processes, and add up small numbers.
+        """Average the gradients over the processes, and add up a few numbers.
 
         You call it on every process after the last backward pass of an update, even on a process without a backward
-        pass, since all processes wait for each other here. Afterwards ``grad`` of each parameter is the mean over the
-        processes, where a missing gradient counts as zero; a parameter without a gradient on all processes keeps None.
-        Clip gradients and step the optimizer after it. Without an ``open`` call before, nothing was sent during the
-        backward pass, and all gradients are sent here.
+        pass, since all processes wait for each other here. Afterwards, the ``grad`` of each parameter is the mean over
+        the processes, where a missing gradient counts as zero; if no process has a gradient for a parameter, its
+        ``grad`` stays None. Clip gradients and step the optimizer after this call. If you have not called ``open``,
+        nothing was sent during the backward pass, and all gradients are sent here.
 
         Args:
             values: The numbers of this process, exactly as many as ``num_values``, for example its number of samples.
-                They are sent with the gradients, so they cost no collective. Pass an empty list without ``num_values``.
+                They are sent with the gradients, so they need no separate collective. Pass an empty list if
+                ``num_values`` is 0.
 
         Returns:
             The sums of the numbers over all processes, as a one-dimensional tensor of ``torch.float32`` on the given
-            device. It is of ``torch.float64`` if all parameters are.
+            device. The tensor is of ``torch.float64`` if all parameters are.
 
         Raises:
             ValueError: There are more or fewer numbers than ``num_values``. Nothing was sent.
@@ -234,7 +235,7 @@ class GradientExchange:
 
         You call it on every process in an update without ``open`` and ``finish``, for example if an optimizer such as
         LBFGS runs all backward passes in its closure. All processes must then run the same number of backward passes.
-        ``finish`` switches to this by itself.
+        ``finish`` switches to this mode by itself.
 
         Example:
             >>> import torch
@@ -256,8 +257,8 @@ class GradientExchange:
     def end_update(self) -> None:
         """End an update, so that gradients of later backward passes stay on this process until ``open``.
 
-        You call it on every process after the step of the optimizer, and also when an update is abandoned after
-        ``open``. It does not change the gradients; clear them with ``optimizer.zero_grad()``.
+        You call it on every process after the optimizer step, and when an update is abandoned after ``open``. It does
+        not change the gradients; clear them with ``optimizer.zero_grad()``.
 
         Example:
             >>> import torch
@@ -302,8 +303,8 @@ class GradientExchange:
     def parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of a module whose gradients are averaged, including frozen parameters.
 
-        You call it to check which parameters ``includes`` and the names that ``DistributedDataParallel`` was told to
-        ignore leave out. The ``parameters`` attribute, in contrast, holds the parameters of all modules in the last
+        You call it to check which parameters are left out, by ``includes`` or because ``DistributedDataParallel`` was
+        told to ignore them. The ``parameters`` attribute, in contrast, holds the parameters of all modules in the last
         exchange, without those that are frozen on all processes.
 
         Args:
@@ -452,7 +453,7 @@ class GradientExchange:
 
 
 def _grouped(parameters: list[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """Divide parameters into groups of about so many bytes; the first group is smaller."""
+    """Divide parameters into groups of about the given number of bytes; the first group is smaller."""
     group: list[nn.Parameter] = []
     size, limit = 0, min(_BYTES_OF_FIRST_BUCKET, num_bytes)
     for parameter in parameters:

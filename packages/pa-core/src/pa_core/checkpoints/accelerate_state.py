@@ -1,4 +1,4 @@
-"""Recognizing training states that accelerate wrote for other trainers, without unpickling them."""
+"""Detecting training states that accelerate wrote for other trainers, without unpickling them."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class Trained(NamedTuple):
 
     Attributes:
         model: The module without wrappers.
-        optimizer: None leaves the optimizer out.
-        scheduler: None leaves the scheduler out.
+        optimizer: The optimizer, or None to leave it out.
+        scheduler: The scheduler, or None to leave it out.
     """
 
     model: nn.Module
@@ -91,8 +91,8 @@ class Trained(NamedTuple):
 def rejecting_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
     """Raise an error for False as the fourth argument, whose meaning depends on the release of pytorch-accelerated.
 
-    It was ``save_per_node`` first, and ``save_scheduler`` later. The default of both is True, and a fifth argument
-    shows which of them is meant.
+    This argument was first ``save_per_node`` and later ``save_scheduler``. Both are True by default, and a fifth
+    argument shows which of them is meant.
 
     Args:
         save_checkpoint: The method.
@@ -148,7 +148,7 @@ def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: The file cannot be written.
-        CheckpointError: The file cannot be written, but torch does not tell why; often the disk is full.
+        CheckpointError: The file cannot be written, but torch does not report the reason; often the disk is full.
     """
     path = Path(path)
     try:
@@ -169,8 +169,8 @@ def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = Fa
     Args:
         path: The file.
         device: The device of its tensors.
-        mapped: Whether tensors stay in the file until they are used, so that the processes of a machine read them into
-            memory once. They are on the CPU.
+        mapped: Whether tensors stay in the file until they are used, so that the processes on a machine read them into
+            memory only once. The tensors are then on the CPU.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
@@ -270,8 +270,8 @@ def save_safetensors(
     """Write the weights of a model as safetensors, to a file or, with an index, to several files.
 
     The first process writes the files to a folder next to the target, and moves them when all are complete. A weight
-    that is tied to another weight is stored once, under the first of its names. Every process may call this, and must
-    for a sharded model.
+    that is tied to another weight is stored once, under the first of its names. Every process may call this; for a
+    sharded model, every process must call it.
 
     Args:
         accelerator: The accelerator of the run.

@@ -40,8 +40,8 @@ def load_checkpoint_into(
 ) -> None:
     """Load the content of a checkpoint, all of it or, if a part does not fit, nothing.
 
-    All states are compared with their objects before the first object changes. If an error shows only while loading,
-    the changes are undone, for which the host keeps a copy of the model's weights.
+    All states are compared with their objects before the first object changes. If an error occurs only during loading,
+    the changes are undone; for this purpose, the host keeps a copy of the model's weights.
 
     Args:
         content: The content, from ``read_checkpoint``.
@@ -83,7 +83,7 @@ def load_checkpoint_into(
 
 
 def has_weights_of(loss_func: object, content: Mapping[str, Any]) -> TypeIs[nn.Module]:
-    """Return whether a checkpoint has the weights of a loss function, for example a running centre.
+    """Return whether a checkpoint has the weights of a loss function, for example a running center.
 
     Args:
         loss_func: The loss function of a trainer.

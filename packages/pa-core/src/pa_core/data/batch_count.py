@@ -68,7 +68,7 @@ class BatchCount:
 
     @property
     def missing(self) -> int:
-        """The number of batches that the loader ended before its length."""
+        """The number of batches by which the loader was shorter than its length."""
         return max(0, self.expected - self.given) if self.has_ended and self.expected is not None else 0
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -95,7 +95,7 @@ class BatchCount:
         return True
 
     def nothing_counted(self) -> EmptyDatasetError:
-        """Return the error of an epoch without a batch on any process."""
+        """Return the error for an epoch without a batch on any process."""
         length = "" if self.expected is None else f", whose length is {self.expected}"
         return EmptyDatasetError(
             f"The loader yielded no batch in {self.phase}. Got 0 batches of {describe_loader(self._loader)}{length}. "
@@ -103,7 +103,7 @@ class BatchCount:
         )
 
     def ended_by_sample(self) -> ConfigurationError:
-        """Return the error of an epoch that a sample ended before the last batch of torch's samplers."""
+        """Return the error for an epoch that a sample ended before the last batch of torch's samplers."""
         return ConfigurationError(
             f"A sample or its collation raised StopIteration, which ended the {self.phase} before its last batch.",
             given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",
@@ -112,7 +112,7 @@ class BatchCount:
         )
 
     def too_few_on_a_process(self) -> ConfigurationError:
-        """Return the error of a training epoch in which a process had fewer batches than the length of its loader."""
+        """Return the error for a training epoch in which a process had fewer batches than the length of its loader."""
         return ConfigurationError(
             "The training loader of a process ended before its length, while other processes still had batches.",
             given=f"{self.given} of {self.expected} batches of {describe_loader(self._loader)} on this process",

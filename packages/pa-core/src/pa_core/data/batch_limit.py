@@ -23,8 +23,8 @@ class DataLoaderSlice(Generic[_BatchT_co]):
     """A loader that ends after the first batches of another loader, in each epoch.
 
     Use it to limit a loader that you pass or return yourself, for example in ``create_train_dataloader``.
-    ``LimitBatches`` limits a whole script, and ``LimitBatchesCallback`` a trainer. Each iteration starts a new epoch of
-    the wrapped loader, and does not fetch further batches than the limit, except those that its workers prefetch.
+    ``LimitBatches`` limits a whole script, and ``LimitBatchesCallback`` limits a trainer. Each iteration starts a new
+    epoch of the wrapped loader, and fetches no batches beyond the limit except those that its workers prefetch.
 
     Args:
         dl: Any iterable of batches that has a length, for example a ``DataLoader``.
@@ -66,12 +66,12 @@ class DataLoaderSlice(Generic[_BatchT_co]):
 
 
 class LimitBatches:
-    """Limit every training and evaluation epoch of the trainers that are created within a ``with`` block.
+    """Limits every training and evaluation epoch of the trainers that are created within a ``with`` block.
 
-    Use it to try out a function or a script that creates its trainer itself, without changing it. If you create the
-    trainer, pass it ``LimitBatchesCallback`` instead. A trainer that is created within the block gets a
-    ``LimitBatchesCallback``, which also limits its runs after the block. A trainer that was created before is limited
-    only in runs that start within the block, with a warning.
+    Use it to try out a function or a script that creates its trainer itself, without changing the code. If you create
+    the trainer, pass it ``LimitBatchesCallback`` instead. A trainer that is created within the block gets a
+    ``LimitBatchesCallback``, which also limits its runs after the block. A trainer that was created earlier is limited
+    only in runs that start within the block, and a warning is given.
 
     The block sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it inherit, and
     restores its former value. Setting the variable yourself, as in ``PT_ACC_LIMIT_BATCHES=3 python train.py``, limits
@@ -81,7 +81,7 @@ class LimitBatches:
         num_batches: The number of batches of each process in an epoch, at least 1.
 
     Attributes:
-        num_batches: As given.
+        num_batches: The ``num_batches`` argument.
 
     Raises:
         ConfigurationError: ``num_batches`` is not a positive whole number.

@@ -1,4 +1,4 @@
-"""Searching the code of a dataset or a sampler for the functions that it calls, without running it."""
+"""Searching the code of a dataset or a sampler for the functions that it calls, without running the code."""
 
 from __future__ import annotations
 

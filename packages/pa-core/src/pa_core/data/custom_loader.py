@@ -142,9 +142,9 @@ def has_certain_length(loader: object) -> bool:
 
 
 def describe_loader(loader: object) -> str:
-    """Return a short description of a loader: the objects that decide its batches and their order.
+    """Return a short description of a loader: the objects that determine its batches and their order.
 
-    The number of workers is included if it decides the batches.
+    The number of workers is included if the batches depend on it.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -178,7 +178,9 @@ def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
 
 
 def count_steps(loader: object) -> int | None:
-    """Return the number of steps of an epoch, which is the same on every process; of a keyed loader, of its epoch.
+    """Return the number of steps of an epoch, which is the same on every process.
+
+    For a keyed loader, this is the epoch that it is set to.
 
     Args:
         loader: A loader, or None.
@@ -200,7 +202,7 @@ def lengths_of_epochs(
 
     Args:
         loader: The loader, split over the processes.
-        accumulation_steps: Batches of one process in an update.
+        accumulation_steps: The number of batches of one process in an update.
         max_num_train_steps: The number of updates of the run, or None.
         updates_per_group: The largest number of updates of an accumulation group; see ``EpochLengths``.
 
@@ -254,8 +256,8 @@ def is_stream_with_state(dataset: object) -> bool:
 def has_exact_state(dataset: object) -> bool:
     """Whether a dataset has a ``state_dict`` with its complete position.
 
-    The state of a streaming dataset of Hugging Face does not contain the samples in its shuffle buffers: resumed from
-    it, the dataset would never yield them.
+    The state of a Hugging Face streaming dataset does not contain the samples in its shuffle buffers, so a dataset that
+    resumed from it would never yield them.
 
     Args:
         dataset: An iterable dataset.

@@ -124,7 +124,7 @@ class DataArgument:
 
         Raises:
             ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it; or it
-                is a ``KeyedDataLoader`` of another rank, or number of processes.
+                is a ``KeyedDataLoader`` for another rank or number of processes.
         """
         loader, create = self.loader, getattr(trainer_class, self.method, None)
         is_overridden = getattr(create, "__module__", "pa_core").partition(".")[0] != "pa_core"
@@ -144,7 +144,7 @@ class DataArgument:
 def check_arguments_of_loaders(
     given: Sequence[DataArgument], per_device_batch_size: int | str, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
-    """Raise an error for arguments without effect, because DataLoaders or an order decide instead.
+    """Raise an error for arguments that have no effect, because DataLoaders or an order take precedence.
 
     Args:
         given: The data of the run.
@@ -186,7 +186,7 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
     Args:
         loader: The loader, or the arguments for one.
         kwargs: The arguments for it.
-        default: The result if it is unknown.
+        default: The result if the number is unknown.
     """
     sampler = getattr(loader, "batch_sampler", None)
     sizes = (getattr(loader, "batch_size", None), getattr(sampler, "batch_size", None), kwargs.get("batch_size"))

@@ -1,4 +1,4 @@
-"""Detecting streams of Hugging Face that draw random numbers before they shuffle, which a thread does too early."""
+"""Detecting Hugging Face streams that draw random numbers before they shuffle, because a thread does so too early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def warn_of_early_draws(dataset: object) -> None:
     """Warn about a function before a shuffle buffer that draws from the global generators, judging by its code.
 
     Args:
-        dataset: The dataset of a data loader; only a streaming dataset of Hugging Face has such a buffer.
+        dataset: The dataset of a data loader; only a Hugging Face streaming dataset has such a buffer.
     """
     if type(dataset).__module__.partition(".")[0] != "datasets":
         return
@@ -42,7 +42,7 @@ def warn_of_early_draws(dataset: object) -> None:
 
 
 def is_shuffled_in_buffer(dataset: object) -> bool:
-    """Return whether a streaming dataset of Hugging Face, or a part of it, shuffles its samples in a buffer.
+    """Return whether a Hugging Face streaming dataset, or a part of it, shuffles its samples in a buffer.
 
     Args:
         dataset: The dataset.

@@ -13,12 +13,14 @@ class EpochLengths:
     each epoch is computed once, when it is first needed.
 
     Args:
-        num_steps: Returns the number of steps of an epoch, counted from 0: batches of one process. At least 1.
-        accumulation_steps: Steps in an update; the last update of an epoch may have fewer.
+        num_steps: A function that returns the number of steps of an epoch, that is, of batches of one process; at least
+            1. Epochs are counted from 0.
+        accumulation_steps: The number of steps in an update; the last update of an epoch may have fewer.
         are_equal: Whether all epochs are as long as the first.
-        are_known: False for a stream, whose epochs have no known length: all updates of the run count as a single
-            epoch.
-        updates_per_group: Updates that a loop makes of each group of `accumulation_steps` steps at most.
+        are_known: False for a stream, whose epochs have no known length, so that all updates of the run count as a
+            single epoch.
+        updates_per_group: The largest number of updates that a loop makes from each group of `accumulation_steps`
+            steps.
 
     Attributes:
         are_known: Whether the lengths are known.
@@ -69,7 +71,7 @@ class EpochLengths:
         """Return the number of updates of a run when an epoch begins, if all previous epochs were complete.
 
         Args:
-            epoch: The number of the epoch, from 0; the number of all epochs for the updates of the whole run.
+            epoch: The number of the epoch, from 0; pass the number of all epochs for the updates of the whole run.
         """
         if epoch == 0:
             return 0
@@ -92,7 +94,7 @@ class EpochLengths:
         """Return whether an epoch ends with an update of the run.
 
         Args:
-            updates: The number of updates up to it, at least 1.
+            updates: The number of updates up to this update, at least 1.
         """
         return self.updates_before(self.epochs_for(updates)) == updates
 

@@ -23,9 +23,9 @@ from pa_data.batches import is_array
 class EvaluationSet:
     """A dataset to evaluate less often than after each epoch, in a mapping of several evaluation sets.
 
-    Use it for a large test set that would cost too much time after each epoch: pass it as a value of ``eval_dataset``
-    of ``train()``, next to plain datasets. ``trainer.eval_sets`` holds the sets of a run, each as an ``EvaluationSet``.
-    It is frozen: its attributes cannot be assigned.
+    Use it for a large test set whose evaluation after each epoch would take too much time. Pass it to ``train()`` as a
+    value in the ``eval_dataset`` mapping, next to plain datasets. ``trainer.eval_sets`` holds the sets of a run, each
+    as an ``EvaluationSet``. An ``EvaluationSet`` is frozen, so you cannot assign its attributes.
 
     Args:
         dataset: The samples to evaluate, or a ``DataLoader`` of them.
@@ -139,7 +139,8 @@ class EvaluationSets:
         """Return the data of the previous run, to evaluate it again.
 
         Args:
-            dataset: The dataset of the trainer; if a script assigned it since, it is evaluated instead.
+            dataset: The dataset of the trainer; if a script has assigned a new dataset since then, that dataset is
+                evaluated instead.
         """
         if dataset is not self.first.dataset:
             return dataset
@@ -152,7 +153,8 @@ class EvaluationSets:
 
         Args:
             run: The run.
-            make: Creates the loader of a set, whose dataset the run has at this time; returns None without a dataset.
+            make: A function that creates the loader of a set, whose dataset the run has at this time, and returns None
+                without a dataset.
         """
         # The first set comes last, because the run keeps its dataset and its loader.
         for name, data in reversed(self.data.items()):
@@ -176,7 +178,7 @@ class EvaluationSets:
 
         Args:
             run: The run.
-            change: Called with a loader, returns its replacement.
+            change: A function that is called with a loader and returns its replacement.
         """
         if run.eval_dataloader is not None:
             run.eval_dataloader = change(run.eval_dataloader)
@@ -190,7 +192,7 @@ class EvaluationSets:
 
         Args:
             epoch: The number of the epoch in the run, from 1.
-            is_last: Whether the run ends with it.
+            is_last: Whether the run ends with this epoch.
         """
         return [name for name, every in self._every.items() if is_last or epoch % every == 0]
 
@@ -225,7 +227,7 @@ class EvaluationSets:
         Args:
             run: The run.
             name: The name of the set; None for a single dataset, for which nothing changes.
-            is_training: Whether it is part of a training run.
+            is_training: Whether the evaluation is part of a training run.
         """
         if name is None:
             yield

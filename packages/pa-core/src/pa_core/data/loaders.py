@@ -69,12 +69,12 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     """Return the default number of worker processes of a loader.
 
     The cores that this process may use (its affinity, not the size of the machine) are shared between the processes
-    that train on this machine. Data in memory gets none: sending it from another process costs more than indexing it.
-    An iterable dataset gets at most one: unless it was written for several workers, each of them would yield all of its
-    samples. A stream with a ``state_dict`` gets none, because a worker would not share its position. So does a dataset
-    that uses a library whose threads do not survive a fork, for example polars. If processes are not forked (on macOS
-    and Windows, and from Python 3.14 on), the default is 0: a worker would need a script with a main guard, and a
-    dataset that can be pickled.
+    that train on this machine. Data in memory gets no worker, because sending it from another process costs more than
+    indexing it. An iterable dataset gets at most one worker, because each of several workers would yield all of its
+    samples, unless the dataset was written for several workers. A stream with a ``state_dict`` gets no worker, because
+    a worker would not share its position. Nor does a dataset that uses a library whose threads do not survive a fork,
+    for example polars. If processes are not forked (on macOS and Windows, and from Python 3.14 on), the default is 0,
+    because a worker would need a script with a main guard, and a dataset that can be pickled.
 
     Args:
         dataset: The dataset to load.
@@ -137,7 +137,7 @@ class Loaders:
 
         Args:
             dataset: The samples.
-            batch_size: Samples in a batch of one process.
+            batch_size: The number of samples in a batch of one process.
         """
         local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", collectives.num_processes()))
         return {
@@ -157,9 +157,11 @@ class Loaders:
 
         Args:
             data: The data argument of the run.
-            create: Called with the batch size and the arguments for the loader if a dataset was passed.
-            batch_size: Samples in a batch of one process.
-            samples_per_update: Samples of all processes in an update; None if batches and accumulation decide it.
+            create: A function that is called with the batch size and the arguments for the loader, if a dataset was
+                passed.
+            batch_size: The number of samples in a batch of one process.
+            samples_per_update: The number of samples of all processes in an update; None if it follows from the batch
+                size and accumulation.
 
         Raises:
             ConfigurationError: The loader cannot be iterated over often enough, or does not follow the order of the
@@ -262,7 +264,7 @@ class Loaders:
 
         Args:
             loader: The training loader.
-            batch_size: Samples in a batch of one process, if the loader does not tell.
+            batch_size: The number of samples in a batch of one process, if the loader does not show it.
             requested: The requested accumulation; 1 by default.
 
         Raises:
@@ -306,7 +308,7 @@ class Loaders:
         Args:
             purpose: The purpose of the loader.
             loader: The loader, or None.
-            per_device_batch_size: Samples in a batch of one process, if the loader does not tell.
+            per_device_batch_size: The number of samples in a batch of one process, if the loader does not show it.
         """
         kwargs, keyed = self._kwargs[purpose], innermost(loader)
         if purpose == "train" and is_keyed(keyed) and not keyed.given_order.is_plain:
@@ -320,11 +322,11 @@ class Loaders:
 
         Args:
             loader: The loader. Objects other than a ``DataLoader`` are assumed to be the share of their process.
-            compares: Whether the processes compare their data, for which all must call this.
+            compares: Whether the processes compare their data; if so, all of them must call this.
 
         Raises:
-            ConfigurationError: A sampler or a dataset has the share of another process, or a sampler unequal shares; or
-                it seems to have a share, and ``own_share`` is not set.
+            ConfigurationError: A sampler or a dataset has the share of another process, a sampler has unequal shares,
+                or a sampler or a dataset seems to have a share although ``own_share`` is not set.
             RanksDifferError: The processes have different samples.
         """
         if is_slice(loader):

@@ -38,8 +38,8 @@ class Share(NamedTuple):
 def share_of(loader: object) -> Share | None:
     """Return the share of the samples that a sampler or an iterable dataset yields; None without such a statement.
 
-    The attributes ``num_replicas`` and ``rank`` tell it, which samplers of many libraries have in common with torch's
-    ``DistributedSampler``, or attributes of datasets of ``split_dataset_by_node`` of Hugging Face.
+    The share is stated in ``num_replicas`` and ``rank`` attributes, which samplers of many libraries have in common
+    with torch's ``DistributedSampler``, or in the attributes that Hugging Face's ``split_dataset_by_node`` sets.
 
     Args:
         loader: A custom data loader.
@@ -137,7 +137,7 @@ def divided_by_trainer(dataset: object) -> ConfigurationError:
 def check_share(loader: DataLoader[Any], share: Share, *, rank: int, num_processes: int) -> None:
     """Raise an error for the share of another process, and for unequal shares; every process must call this.
 
-    A warning is shown if the shares of samplers hold more samples than the dataset.
+    A warning is shown if the shares of samplers together contain more samples than the dataset.
 
     Args:
         loader: The loader.

@@ -45,9 +45,9 @@ _collectives: Any = dist
 def num_processes() -> int:
     """Return the number of processes of the run on all machines; 1 without a launcher.
 
-    Use it in code without a trainer; ``trainer.num_processes`` is the same number. Before the first trainer is created,
-    call ``connect()`` on every process first: until the processes are connected, the result is 1. It does not
-    communicate.
+    Use it in code without a trainer; ``trainer.num_processes`` is the same number. If no trainer has been created yet,
+    call ``connect()`` on every process first: until the processes are connected, the result is 1. This function does
+    not communicate.
 
     Returns:
         A whole number of at least 1.
@@ -64,9 +64,9 @@ def num_processes() -> int:
 def rank() -> int:
     """Return the number of this process among all processes of the run, from 0 to ``num_processes() - 1``.
 
-    Use it in code without a trainer; ``trainer.process_index`` is the same number. Before the first trainer is created,
-    call ``connect()`` on every process first: until the processes are connected, the result is 0 on each of them. It
-    does not communicate.
+    Use it in code without a trainer; ``trainer.process_index`` is the same number. If no trainer has been created yet,
+    call ``connect()`` on every process first: until the processes are connected, the result is 0 on each of them. This
+    function does not communicate.
 
     Returns:
         A whole number; 0 without a launcher.
@@ -104,13 +104,12 @@ def _is_alone() -> bool:
 def connect() -> None:
     """Connect the processes that a launcher started, so that they can exchange values before the first trainer exists.
 
-    The first trainer does the same, so you only need this for code that comes before it: call it on every process.
-    ``gather_objects``, ``gather``, ``world_process_zero_only`` and the other decorators connect by themselves; ``rank``
-    and ``num_processes`` do not. Each process waits here until all have called it for the first time; later calls have
-    no effect and wait for nothing, so it cannot be used as a barrier. Without a launcher it connects nothing.
-
-    It chooses the device and the backend (NCCL on CUDA, gloo on a CPU) by the launcher's settings, which a later
-    trainer has to use too.
+    The first trainer does the same, so you need this function only in code that runs before that. Call it on every
+    process. ``gather_objects``, ``gather``, ``world_process_zero_only`` and the other decorators connect by themselves;
+    ``rank`` and ``num_processes`` do not. Each process waits here until all have called it for the first time; later
+    calls have no effect and wait for nothing, so it cannot be used as a barrier. Without a launcher, it does nothing.
+    The device and the backend (NCCL on CUDA, gloo on a CPU) follow from the launcher's settings. A trainer that you
+    create later has to use the same device and backend.
 
     Example:
         >>> from pa_core.distributed import connect, rank
@@ -124,19 +123,19 @@ def connect() -> None:
 def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum of a small tensor over all processes, for example of counters; every process must call this.
 
-    Each process waits until the others have called it. Use it for counts and sums; for rows of different numbers use
-    ``gather``, and for metrics of a run ``trainer.log``, which sends its values together.
+    Each process waits until the others have called it. Use it for counts and sums. For tensors with different numbers
+    of rows, use ``gather``; for metrics of a run, use ``trainer.log``, which sends all of its values together.
 
     Args:
         values: A tensor of the same shape and dtype on each process, on a device that the process group's backend
             supports: CUDA for NCCL, the CPU for gloo.
 
     Returns:
-        A tensor of the same shape, dtype and device, without a graph, the same on every process; on one process
+        A tensor of the same shape, dtype and device, without a graph, the same on every process. On one process, it is
         ``values`` itself.
 
     Raises:
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, but they cannot be connected.
 
     Example:
         >>> import torch
@@ -181,8 +180,8 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Every process must call this, and waits for the others. Trainers call it in each update; call it yourself before you
     use buffers that the processes changed separately, for example in a loop without a trainer. ``broadcast_weights``
-    copies the parameters too. The buffers are changed in place. Buffers of the same dtype are sent in a single message,
-    so that the cost does not grow with the number of layers. On one process it has no effect.
+    also copies the parameters. The buffers are changed in place. Buffers of the same dtype are sent in a single
+    message, so that the cost does not grow with the number of layers. On one process it has no effect.
 
     Args:
         module: A module with buffers of the same shapes on every process, on a device that the process group's backend
@@ -190,7 +189,7 @@ def broadcast_buffers(module: nn.Module) -> None:
             included.
 
     Raises:
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, but they cannot be connected.
 
     Example:
         >>> import torch
@@ -210,14 +209,14 @@ def broadcast_weights(module: nn.Module) -> None:
     Every process must call this, and waits for the others. Trainers call it for the modules that they train; call it
     for other modules that each process has initialized differently, for example a teacher with random weights. The
     tensors are changed in place; a message is sent for each dtype. Sharded tensors, which are split over the processes,
-    stay as they are. On one process it has no effect.
+    are not changed. On one process it has no effect.
 
     Args:
         module: A module with parameters and buffers of the same shapes on every process, on a device that the process
             group's backend supports: CUDA for NCCL, the CPU for gloo.
 
     Raises:
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, but they cannot be connected.
 
     Example:
         >>> import torch
@@ -264,9 +263,10 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
         data: A tensor on the device of the run (CUDA for NCCL, the CPU for gloo), or a nested list, tuple or mapping of
             tensors. The first dimension may differ between processes; a tensor without dimensions counts as a row.
         padding_value: None, the default, requires the other dimensions to be equal, so that no value of your data can
-            be mistaken for padding. A number pads them to the longest of all processes, and rows that consist of it are
-            removed, including rows of your data: choose a value that your data does not contain. A process whose rows
-            are all padding may have a tensor of a different number of dimensions.
+            be mistaken for padding. If you pass a number, these dimensions are padded with it to the largest size on
+            any process, and rows that consist only of this number are removed, including such rows of your data. So
+            choose a value that your data does not contain. A process whose rows are all padding may have a tensor of a
+            different number of dimensions.
         with_gradient: Whether gradients flow through the result; False, the default, detaches it, because metrics need
             none. With True, the gradient of a row is the sum over all processes of the gradients of their losses, and
             every process must run a backward pass through the result.
@@ -278,7 +278,7 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
     Raises:
         ArgumentTypeError: ``data`` contains an object that is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, but they cannot be connected.
 
     Example:
         >>> import torch
@@ -294,7 +294,7 @@ def gather_without_rows(data: TensorsT, padding_value: float | None = None, *, w
     """Return the tensors of the other processes, which call ``gather``, without rows of this process.
 
     Args:
-        data: The tensors that this process would have gathered, which decide the structure.
+        data: The tensors that this process would have gathered, which determine the structure.
         padding_value: The value of padding; see ``gather``.
         with_gradient: Whether gradients flow through the result; see ``gather``.
 
@@ -347,8 +347,8 @@ def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
 
     A row, which is the content at an index of the first dimension, is padding if every element of it is the padding
     value. So choose a value that your data does not contain. Use it for tensors that you padded yourself, for example
-    sequences of different lengths: the result of ``trainer.gather`` with a padding value has no padding. It does not
-    communicate.
+    sequences of different lengths; the result of ``trainer.gather`` with a padding value has no padding. This function
+    does not communicate.
 
     Args:
         padded_tensor: A tensor of shape ``(rows, ...)``, with at least one dimension, on any device.
@@ -393,7 +393,7 @@ def tensors_with_gradient(data: object) -> list[Tensor]:
     """Return the tensors in nested containers that require gradients.
 
     Args:
-        data: Tensors, or containers of them, as ``gather`` takes them.
+        data: Tensors, or containers of them, in any form that ``gather`` accepts.
     """
     found: list[Tensor] = []
 
@@ -471,11 +471,11 @@ def gather_objects(value: _R) -> list[_R]:
             size.
 
     Returns:
-        A list with an object for each process, the same on every process; on one process ``[value]``, with the object
-        itself.
+        A list with an object for each process, the same on every process. On one process, it is ``[value]``, with the
+        object itself.
 
     Raises:
-        UnsupportedConfigurationError: A launcher started several processes, and they cannot be connected.
+        UnsupportedConfigurationError: A launcher started several processes, but they cannot be connected.
         OtherProcessError: Another process has ended, or this process runs a function that the others do not run.
 
     Example:

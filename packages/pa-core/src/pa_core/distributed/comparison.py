@@ -24,7 +24,8 @@ def require_same(describe: Describe, exchange: Callable[[list[int]], Sequence[Se
     """Raise the same error on all processes if values differ between them; every process must call this.
 
     Args:
-        describe: Returns the values that must be the same. If the positions differ, the other values are not compared.
+        describe: A function that returns the values that must be the same. If the positions differ, the other values
+            are not compared.
         exchange: The function that exchanges digests; see ``pa_distributed.require_same``.
 
     Raises:

@@ -20,8 +20,8 @@ _Arguments = TypeVarTuple("_Arguments")
 def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
     """Prepare the process of a trainer for a run on several processes; on one process nothing is changed.
 
-    The changes last until the process ends. With gloo, the process disconnects in order at exit, and forks workers only
-    while gloo's threads are idle. The ``gather`` of the Accelerator becomes the trainer's.
+    The changes last until the process ends. With gloo, the process disconnects cleanly at exit, and forks workers only
+    while gloo's threads are idle. The ``gather`` method of the Accelerator is replaced with the trainer's.
 
     Args:
         accelerator: The Accelerator of the trainer, which has connected the processes.
@@ -39,14 +39,15 @@ def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     on each machine, and ``trainer.on_main_process`` does not wait. It works without a trainer, and connects the
     processes of a launcher in its first call.
 
-    Every process must call the decorated function: in a block that only one of them enters, it would wait for the
-    others until it times out. Functions that it calls may be decorated in the same way, and do not wait again.
+    Every process must call the decorated function. In a block that only one process enters, that process would wait for
+    the others until it times out. The function may call other functions that are decorated in the same way; they do not
+    wait again.
 
     Args:
         function: The function to decorate.
 
     Returns:
-        A function with the same arguments; its result is None on all processes but rank zero.
+        A function with the same arguments; its result is None on all processes except rank zero.
 
     Raises:
         OtherProcessError: The function raised an exception on rank zero. Rank zero raises the exception itself, and the
@@ -77,7 +78,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
         function: The function to decorate.
 
     Returns:
-        A function with the same arguments; its result is None on all but the first process of each machine.
+        A function with the same arguments; its result is None on all processes except the first of each machine.
 
     Raises:
         OtherProcessError: The function raised an exception on the first process of a machine. That process raises the
@@ -114,11 +115,10 @@ def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ..
 def local_process_zero_first(function: Callable[_P, _R] | None = None) -> BlockOrDecorator | Callable[_P, _R]:
     """Let the first process of each machine run a block or a function before the others, which run it afterwards.
 
-    Use it for data that the first process prepares and caches, and the others read from the cache. All processes run
-    the code, and each gets its own result; with ``local_process_zero_only``, only the first process runs it. Every
+    Use it for data that the first process prepares and caches, and the others then read from the cache. All processes
+    run the code, and each gets its own result; with ``local_process_zero_only``, only the first process runs it. Every
     process must enter the block, or call the function. If the first process raises an exception, it leaves the block
-    there, and the others run the block all the same. It works without a trainer, and connects the processes of a
-    launcher.
+    there, and the others still run the block. It works without a trainer, and connects the processes of a launcher.
 
     Args:
         function: The function to decorate. None, the default, is for a block: ``with local_process_zero_first():``.

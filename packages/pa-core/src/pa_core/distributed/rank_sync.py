@@ -26,11 +26,11 @@ _UPDATES_UNTIL_READ = 2
 
 @dataclass
 class Request:
-    """An action that any process may request, and that all of them then do after the same update.
+    """An action that any process may request, and that all of them then perform after the same update.
 
     Attributes:
         is_requested: Whether this process requests it.
-        is_agreed: Whether all processes know.
+        is_agreed: Whether all processes know about the request.
     """
 
     is_requested: bool = False
@@ -96,13 +96,13 @@ class LateReader:
 class RankSync:
     """Keeps the requests of the processes of a run, so that all of them act on a request at the same update.
 
-    Before an update, the flags of all processes and their numbers of items are added up, with the gradients. If the
-    processes exchange flags between updates, a digest of the values that must stay the same is sent with them.
+    Before an update, the flags of all processes and their numbers of items are added up together with the gradients. If
+    the processes exchange flags between updates, a digest of the values that must stay the same is sent with them.
 
     Args:
         device: The device of the run.
         num_processes: The number of processes; a single process acts on its own flags at once.
-        describe: Returns the values that must stay the same on all processes.
+        describe: A function that returns the values that must stay the same on all processes.
         preempt: The request of the trainer for preemption, which may be older than the run; None for a new request.
 
     Attributes:
@@ -110,7 +110,7 @@ class RankSync:
         save: The request for a training state.
         preempt: The request to save a training state and end.
         is_pending: Whether a save or a preemption may be due at the next safe point. True at first, because preemption
-            may have been requested before.
+            may already have been requested.
         quiet: The names of events and hooks in which no process makes a request: ``together`` exchanges nothing after
             them. All processes have the same names, because ``add_up`` agrees on them.
         reader: Reads the flags of each update.
@@ -189,7 +189,7 @@ class RankSync:
             raise self.stop
 
     def request_stop(self, error: StopTrainingError) -> None:
-        """Stop at once on a single process; one of several takes part in the present step until all know.
+        """Stop at once if this is the only process; otherwise, take part in the current step until all processes know.
 
         Args:
             error: The reason for the request.
@@ -209,13 +209,13 @@ class RankSync:
         kept for the next exchange.
 
         Args:
-            describe: Returns the values that must be the same when the context ends; None for the values of the whole
-                run.
+            describe: A function that returns the values that must be the same when the context ends; None for the
+                values of the whole run.
             place: The name of the event or hook that is called within the context.
 
         Raises:
             RanksDifferError: The values differ.
-            StopTrainingError: A process requested a stop, within the context or before.
+            StopTrainingError: A process requested a stop, within the context or earlier.
         """
         try:
             yield
@@ -234,8 +234,8 @@ class RankSync:
             sums: The sums of ``local_flags`` over all processes, exchanged with the gradients of the update.
             at_once: Whether to wait for the flags. The first update of an epoch must not be made if a process requested
                 a stop when the epoch started.
-            may_stop: False leaves the requests to the next update: for further optimizers of an update whose first
-                optimizer was stepped.
+            may_stop: Whether this update may act on a stop. Pass False for further optimizers of an update whose first
+                optimizer was stepped; the requests are then left to the next update.
 
         Returns:
             The number of items, a tensor on the device.
@@ -344,7 +344,7 @@ def _is_not_finite(stop: StopTrainingError | None) -> bool:
 
 
 def _reason(stop: StopTrainingError) -> str:
-    """Return the text of an error in a line."""
+    """Return the text of an error on one line."""
     if isinstance(stop, NonFiniteLossError):
         return f"{stop.problem} ({stop.given})"
     return (str(stop) or type(stop).__name__).splitlines()[0]

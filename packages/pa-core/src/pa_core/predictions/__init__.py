@@ -1,4 +1,4 @@
-"""Writing predictions: each sample of a dataset once, in its order, on any number of processes.
+"""Writing predictions: each sample of a dataset once, in order, on any number of processes.
 
 A `ResumableWriter` writes them to Parquet, CSV or JSON lines files, or passes them to a function, in pieces that
 survive a kill. ``Trainer.predict(dataset, write=...)`` creates it. Parquet files need pyarrow: ``pip install

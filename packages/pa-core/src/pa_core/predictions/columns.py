@@ -86,7 +86,7 @@ def require_names_once(names: Sequence[str]) -> None:
         names: The names of the columns.
 
     Raises:
-        BatchOutputError: Two of them are the same.
+        BatchOutputError: Two names are the same.
     """
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise BatchOutputError(

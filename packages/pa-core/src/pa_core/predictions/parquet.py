@@ -1,4 +1,4 @@
-"""Predictions as tables of Arrow in Parquet files."""
+"""Predictions as Arrow tables in Parquet files."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -36,7 +36,7 @@ def write_table(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
 
     Args:
         batches: The columns of each batch, at least one.
-        file: Open for writing.
+        file: A file that is open for writing.
 
     Raises:
         BatchOutputError: The batches do not fit into the same table.
@@ -55,8 +55,8 @@ def join_tables(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> Non
     """Join tables, in groups of 65,536 rows, because pieces may be as small as a batch.
 
     Args:
-        pieces: Open each table for reading.
-        file: Open for writing.
+        pieces: Functions that open each table for reading.
+        file: A file that is open for writing.
 
     Raises:
         BatchOutputError: The tables have different columns or types.

@@ -21,8 +21,8 @@ _PIECE: Final = re.compile(r"(\d{12,})-(\d{12,})\.\w+\.[0-9a-f]{64}")
 class PieceFolder:
     """Keeps pieces, each of them complete or missing, and a record of the predictions that they belong to.
 
-    The name of a piece ends with the digest of its content, of its samples and of this record: a piece that was
-    damaged, or copied from other predictions, is found when it is read.
+    The name of a piece ends with the digest of its content, of its samples and of this record, so a piece that was
+    damaged, or copied from other predictions, is detected when it is read.
 
     Args:
         path: The folder, which all processes share; created if it is missing.
@@ -36,10 +36,10 @@ class PieceFolder:
         self._lock: FolderLock | None = None
 
     def open(self, identity: Mapping[str, str], report: Callable[[str], None], *, remove_others: bool) -> None:
-        """Begin to read and write, on the first process before all others; call `close` at the end.
+        """Start reading and writing, on the first process before all others; call `close` at the end.
 
         Args:
-            identity: The values that decide the predictions, by name.
+            identity: The values that determine the predictions, by name.
             report: A function that prints the reason if this takes time.
             remove_others: Whether pieces of other predictions are removed.
 
@@ -96,8 +96,8 @@ class PieceFolder:
         """Write a piece atomically.
 
         Args:
-            piece: Its samples.
-            writer: Called with a file that is open for writing.
+            piece: The samples of the piece.
+            writer: A function that is called with a file that is open for writing.
         """
         name = self._name(piece)
         unfinished = self.path / f".{name}.tmp"
@@ -110,8 +110,8 @@ class PieceFolder:
         """Open a piece after comparing it with its digest.
 
         Args:
-            piece: Its samples.
-            path: Its file, None if there is none.
+            piece: The samples of the piece.
+            path: The file of the piece, or None if there is none.
 
         Raises:
             CheckpointError: The piece is damaged or missing.
@@ -141,7 +141,7 @@ class PieceFolder:
             self.path.rmdir()
 
     def _remove_pieces(self) -> None:
-        """Remove all pieces, and the remains of pieces that were killed."""
+        """Remove all pieces, and the remains of pieces that killed processes left behind."""
         for path in [*self.found().values(), *self.path.glob(".*.tmp")]:
             path.unlink()
 

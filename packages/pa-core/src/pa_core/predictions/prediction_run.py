@@ -39,15 +39,15 @@ class PredictionRun:
 
     Attributes:
         trainer: The trainer, whose events are called.
-        predict_batch: Called with a batch, returns the predictions for it.
+        predict_batch: A function that is called with a batch and returns the predictions for it.
         dataset: The samples.
         batch_size: The number of samples of each batch, except for the last.
         dataloader_kwargs: The arguments for the loader.
         collate_fn: A function that makes a batch of a list of samples.
         seed: The seed of the draws in the dataset and in ``predict_batch``.
         loaders: The loaders of the trainer, which have the default arguments.
-        models: Returns the modules whose weights decide the predictions, by name.
-        running: Returns the context of the run, in which the model is ready.
+        models: A function that returns the modules whose weights determine the predictions, by name.
+        running: A function that returns the context of the run, in which the model is ready.
 
     Raises:
         ConfigurationError: A ``DataLoader`` was passed, or an argument would change the order.
@@ -91,7 +91,7 @@ class PredictionRun:
         return len(cast("Sized", self.dataset))
 
     def describe(self) -> dict[str, object]:
-        """Return the settings that decide the predictions, by name."""
+        """Return the settings that determine the predictions, by name."""
         return {"number of samples": self.num_samples, "batch_size": self.batch_size, "seed": self.seed}
 
     def batches(self) -> Generator[Any, None, None]:
@@ -174,7 +174,7 @@ class PredictionRun:
         return iter(KeyedDataLoader(self.dataset, batches=numbers, **kwargs))
 
     def _identity(self) -> dict[str, str]:
-        """Return the values that decide the predictions, so that pieces of other predictions are not mixed in."""
+        """Return the values that determine the predictions, so that pieces of other predictions are not mixed in."""
         return {
             "weights": digest_of_weights(self.models()),
             "trainer": type(self.trainer).__qualname__,

@@ -26,7 +26,7 @@ def write_csv(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:
 
     Args:
         batches: The columns of each batch, at least one.
-        file: Open for writing.
+        file: A file that is open for writing.
 
     Raises:
         BatchOutputError: The columns do not fit into a table.
@@ -89,7 +89,7 @@ def join_csv(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None:
 
     Args:
         pieces: Functions that open each piece for reading.
-        file: Open for writing.
+        file: A file that is open for writing.
 
     Raises:
         BatchOutputError: The pieces have different columns.
@@ -111,7 +111,7 @@ def write_lines(batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None
 
     Args:
         batches: The columns of each batch.
-        file: Open for writing.
+        file: A file that is open for writing.
 
     Raises:
         BatchOutputError: JSON cannot represent a value.
@@ -139,7 +139,7 @@ def join_lines(pieces: Sequence[Callable[[], BinaryIO]], file: BinaryIO) -> None
 
     Args:
         pieces: Functions that open each piece for reading.
-        file: Open for writing.
+        file: A file that is open for writing.
     """
     for open_piece in pieces:
         with open_piece() as piece:

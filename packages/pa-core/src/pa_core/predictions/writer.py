@@ -32,20 +32,20 @@ _FORMATS = {
 
 
 class ResumableWriter:
-    """Write predictions in pieces of consecutive samples, so that complete pieces survive a kill of the script.
+    """Writes predictions in pieces of consecutive samples, so that complete pieces survive if the script is killed.
 
-    ``Trainer.predict(dataset, write=...)`` creates and calls it. Use it directly if your own loop predicts: ``open``
-    it, on the first process before the others; ``write`` the pieces in ``missing``, in any order and on any process;
-    ``finish`` on the first process when all pieces are written; and ``close`` on every process.
+    ``Trainer.predict(dataset, write=...)`` creates and calls it. Use it directly if your own loop predicts. Call
+    ``open``, on the first process before the others; call ``write`` for the pieces in ``missing``, in any order and on
+    any process; call ``finish`` on the first process when all pieces are written; and call ``close`` on every process.
 
     Args:
         write: A file whose name ends in .csv, .jsonl or .parquet; or a function that is called with the predictions for
             each batch and the ``range`` of their positions.
         num_samples: The number of samples in the dataset.
         batch_size: The number of samples in each batch, except for the last.
-        samples_per_piece: The largest number of samples in a piece, rounded up to whole batches: they are predicted
-            again after a kill. The default is a thousandth of all samples, and 65,536 at most: enough pieces for all
-            processes, and little lost work.
+        samples_per_piece: The largest number of samples in a piece, rounded up to whole batches. After a kill,
+            incomplete pieces are predicted again. The default is a thousandth of all samples, but at most 65,536, so
+            that there are enough pieces for all processes and little work is lost.
         pieces: The folder of the pieces, which all processes share. The default is a folder next to the file, with
             ``.pieces`` added to its name. With a function, the folder holds a record of the written pieces; without a
             folder, nothing survives a kill.
@@ -142,15 +142,15 @@ class ResumableWriter:
         return _parts(piece, self._batch_size)
 
     def open(self, identity: Mapping[str, str], report: Callable[[str], None] = print) -> None:
-        """Find the pieces that exist already, and set ``missing``; nothing can be written before.
+        """Find the pieces that already exist, and set ``missing``; call this before you write anything.
 
-        Call it on every process: on the first process before the others, for example with a barrier between. It creates
-        the folder and keeps other runs out of it until ``close``.
+        Call it on every process: on the first process before the others, for example with a barrier in between. It
+        creates the folder and keeps other runs out of it until ``close``.
 
         Args:
-            identity: The values that decide the predictions, by name, for example
-                ``{"weights": digest, "prompt": prompt}``. Pieces that were written with other values are not reused.
-                All processes pass the same values.
+            identity: The values that determine the predictions, by name, for example ``{"weights": digest, "prompt":
+                prompt}``. Pieces that were written with other values are not reused. All processes must pass the same
+                values.
             report: A function that is called with lines for the user: how many pieces exist, and why opening takes
                 time. The default prints them.
 
@@ -181,14 +181,14 @@ class ResumableWriter:
     def write(self, piece: range, batches: Iterable[tuple[range, Any]]) -> None:
         """Write a piece: to a file in the folder, atomically, or by calling the function for each of its batches.
 
-        Call it between ``open`` and ``finish``, once for each piece in ``missing``, on any process. A kill in the
-        middle leaves the piece missing.
+        Call it between ``open`` and ``finish``, once for each piece in ``missing``, on any process. If the process is
+        killed during the call, the piece stays missing.
 
         Args:
             piece: A ``range`` from ``missing``.
             batches: For each batch of ``batches(piece)``, in order, its positions and the predictions for them: a
-                tensor or a list with a row for each sample, or a mapping of columns. An iterator computes them while
-                they are written.
+                tensor or a list with a row for each sample, or a mapping of columns. If you pass an iterator, they are
+                computed while they are written.
 
         Raises:
             BatchOutputError: The predictions do not fit the file, for example because they are not rows.
@@ -222,9 +222,9 @@ class ResumableWriter:
     def finish(self) -> None:
         """Join the pieces into the file, in the order of the samples, and remove the pieces and their folder.
 
-        Call it once, on the first process only, after all processes have written their pieces: call
-        ``wait_for_everyone()`` of a trainer, or ``gather_objects``, before. With a function, it checks and removes the
-        record of the pieces. The file is written atomically, and an existing file is replaced.
+        Call it once, on the first process only, after all processes have written their pieces; to wait for them, call
+        ``wait_for_everyone()`` of a trainer, or ``gather_objects``, on every process first. With a function, it checks
+        and removes the record of the pieces. The file is written atomically, and an existing file is replaced.
 
         Raises:
             BatchOutputError: The pieces do not fit into the same file, for example because their columns differ.

@@ -31,9 +31,9 @@ def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
 
 
 def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale all gradients together so that their norm is at most this, and return the norm before.
+    """Scale all gradients together so that their norm is at most ``max_norm``, and return the norm before clipping.
 
-    The norm is the same on all processes: with sharded parameters, they add up the squares of their pieces.
+    The norm is the same on all processes, because with sharded parameters they add up the squares of their pieces.
 
     Args:
         parameters: Parameters, sharded or not.
@@ -79,7 +79,7 @@ def _pieces(gradients: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:
-    """Return the share of this process in the square of the norm; pieces that others have too count in part."""
+    """Return the share of this process in the square of the norm; pieces that others also have count in part."""
     by_copies: dict[float, list[Tensor]] = {}
     norms = foreach("norm", pieces) if pieces else ()
     for gradient, norm in zip(gradients, norms, strict=True):

@@ -59,9 +59,9 @@ def has_meta_tensors(model: nn.Module) -> bool:
 class MetaWeights:
     """Creates the weights of a model, a few of its modules at a time.
 
-    ``init_weights()`` of the model sets them, which may use the weights of all of its modules: it is called for each
-    few of them, while the other modules stay on the meta device, where nothing is computed. A model without this method
-    needs ``reset_parameters()`` of its modules.
+    The model's ``init_weights()`` sets the weights. It may use the weights of all modules, so it is called for a few
+    modules at a time, while the other modules stay on the meta device, where nothing is computed. If the model does not
+    have this method, its modules need ``reset_parameters()``.
 
     Args:
         model: The whole model.
@@ -86,7 +86,7 @@ class MetaWeights:
             device: The device of the real tensors.
 
         Raises:
-            ConfigurationError: No method of the model sets some of them.
+            ConfigurationError: Some of the tensors are not set by any method of the model.
         """
         allocate(missing, device)
         with self._others_on_meta(missing), torch.no_grad():
@@ -151,7 +151,7 @@ class MetaWeights:
 
 
 def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
-    """Replace tensors on the meta device with real tensors, full of values that initialization never sets.
+    """Replace tensors on the meta device with real tensors, filled with values that initialization never sets.
 
     Args:
         missing: The tensors; a tensor may occur under several names.

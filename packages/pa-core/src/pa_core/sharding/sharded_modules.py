@@ -83,7 +83,7 @@ class ShardedModules:
 
     @property
     def computes_in_own_precision(self) -> bool:
-        """Whether ``fully_shard`` got a precision for the model."""
+        """Whether ``fully_shard`` was given a precision for the model."""
         return any(_torch.computed_dtype(module) is not None for module in self._modules)
 
     def exchange_gradients(self) -> None:

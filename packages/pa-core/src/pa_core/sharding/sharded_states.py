@@ -17,8 +17,8 @@ from pa_core._tensors import is_sharded, whole_tensor
 def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
     """Yield an iterator over whole tensors, each gathered when it is requested; every process must enter the context.
 
-    Tensors that a process does not request, because it needs none or failed, are gathered when it leaves the context:
-    the other processes would wait for it.
+    Tensors that a process does not request, because it needs none or failed, are gathered when it leaves the context,
+    because the other processes would otherwise wait for it.
 
     Args:
         tensors: Sharded or plain tensors; the same on each process.

@@ -55,7 +55,7 @@ def read_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str,
 
     Args:
         accelerator: The accelerator of the trainer.
-        arguments: Its arguments, from ``compatibility.create_accelerator``.
+        arguments: The arguments of the Accelerator, from ``compatibility.create_accelerator``.
     """
     plugin = _accelerate.sharding_plugin(accelerator, arguments)
     parallelism = _accelerate.parallelism_config(accelerator, arguments)

@@ -21,7 +21,7 @@ def count_samples(batch: object, *, may_differ: bool = False) -> int:
 
     Args:
         batch: A batch of a data loader.
-        may_differ: Whether tensors may differ in it without a warning, as in a list of images.
+        may_differ: Whether tensors may differ in this dimension without a warning, as in a list of images.
 
     Raises:
         ConfigurationError: There is no tensor with a first dimension.

@@ -48,7 +48,7 @@ def create_accelerator(
 
     Raises:
         ConfigurationError: ``mixed_precision`` is unknown, or ``create`` set a different precision.
-        ArgumentTypeError: ``cpu`` is not a bool, or ``create`` returned another object than an Accelerator.
+        ArgumentTypeError: ``cpu`` is not a bool, or ``create`` returned an object that is not an Accelerator.
         UnsupportedConfigurationError: The environment requires a feature that a run does not have, or an earlier
             Accelerator has fixed a different precision or device for the whole process.
     """
@@ -112,7 +112,7 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
 
     Args:
         accelerator: The Accelerator of the trainer.
-        arguments: Its arguments, from ``create_accelerator``.
+        arguments: The arguments of the Accelerator, from ``create_accelerator``.
         model: The model of the trainer.
 
     Raises:

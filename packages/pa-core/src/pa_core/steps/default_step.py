@@ -96,9 +96,9 @@ def _notes_on_loss(loss_func: object, outputs: object, targets: object) -> Itera
 def advise_on_targets(loss_func: object, outputs: Tensor, targets: Tensor) -> str:
     """Return a sentence that says how to change targets or outputs so that a loss function can compare them.
 
-    Use it in your own check that has found that shapes or dtypes do not fit; ``BatchMismatchError`` and the checks
-    of ``pa_preflight`` contain the same sentence. It looks only at shapes, dtypes and the class of the loss function,
-    and computes nothing.
+    Use it if a check of yours has found that shapes or dtypes do not fit; ``BatchMismatchError`` and the checks of
+    ``pa_preflight`` contain the same sentence. It considers only shapes, dtypes and the class of the loss function, and
+    computes nothing.
 
     Args:
         loss_func: The loss function, an instance of a class in ``torch.nn`` or a function in ``torch.nn.functional``.
@@ -279,7 +279,7 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
     """Return the loss of a step.
 
     Args:
-        output: What the step returned.
+        output: The return value of the step.
         method: The method that returned it, for the message.
         trained: The model, if a backward pass follows.
 
@@ -385,7 +385,7 @@ def own_backward_pass() -> ConfigurationError:
 
 
 def no_sample_counted(metric_name: str) -> BatchOutputError:
-    """Return the error of an epoch whose steps all counted 0 samples or items.
+    """Return the error for an epoch whose steps all counted 0 samples or items.
 
     Args:
         metric_name: The name of the metric.
@@ -425,8 +425,8 @@ def calculate_batch_loss(
 
     Args:
         model: The model, as a step calls it.
-        loss_func: Called with the model's outputs and the targets. None for a model that returns its own loss when it
-            is called with the items of a mapping, ``model(**batch)``.
+        loss_func: A function that is called with the model's outputs and the targets; None for a model that returns its
+            own loss when it is called with the items of a mapping, ``model(**batch)``.
         batch: Inputs and targets at the indices 0 and 1, or a mapping.
         method: The method of the step, for messages.
         checked: The methods whose first batch of the run was checked; this method is added.
@@ -478,7 +478,7 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
         The outputs; if they are a mapping, without its ``"loss"``, which is not a prediction.
 
     Raises:
-        BatchMismatchError: The model takes other arguments.
+        BatchMismatchError: The model takes different arguments.
     """
     inputs: Any = batch[0] if issubclass(type(batch), list | tuple) else batch
     args: tuple[Any, ...] = () if is_mapping(batch) else (inputs,)
@@ -594,7 +594,7 @@ def _override(arguments: str, targets: str, method: str) -> str:
 
 
 def _expressions(batch: object) -> tuple[str, str]:
-    """Return expressions that are probably the inputs and the targets of a batch; an autoencoder has the same."""
+    """Return expressions that are probably the inputs and targets of a batch; for an autoencoder, they are the same."""
     parts = ["batch[0]" if issubclass(type(batch), (list, tuple)) and batch else "batch"]
     if is_mapping(batch):
         parts = [f"batch[{key!r}]" for key in [*batch.keys()]] or parts

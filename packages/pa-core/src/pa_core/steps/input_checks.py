@@ -321,8 +321,8 @@ def required_arguments(function: Callable[..., object]) -> list[str]:
     """Return the names of the required arguments.
 
     Raises:
-        TypeError: Its signature is unknown.
-        ValueError: Its signature is unknown.
+        TypeError: The signature is unknown.
+        ValueError: The signature is unknown.
 
     Example:
         >>> required_arguments(lambda metric, epoch=None, *others, **more: None)

@@ -144,16 +144,16 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
     Use them if a schedule depends on the length of the run, so that you need not compute it. Pass them as arguments of
     a ``functools.partial``, and the partial as ``create_scheduler_fn`` to ``train()`` or ``Run``: the trainer replaces
-    them when the run starts. They can be combined with numbers and with each other by ``+ - * / //``. Anything else
+    them when the run starts. You can combine them with numbers and with each other, using ``+ - * / //``. Anything else
     that needs the number, for example ``int(...)`` or a comparison, raises an ``ArgumentTypeError``, because the number
     is not known yet.
 
     Attributes:
-        NUM_EPOCHS: Epochs of the run.
-        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in an epoch; the scheduler is stepped after each update by
-            default. It is the same on any number of processes.
-        TRAIN_DATALOADER_LEN: Training batches of one process in an epoch.
-        EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
+        NUM_EPOCHS: The number of epochs of the run.
+        NUM_UPDATE_STEPS_PER_EPOCH: The number of optimizer updates in an epoch; the scheduler is stepped after each
+            update by default. It is the same on any number of processes.
+        TRAIN_DATALOADER_LEN: The number of training batches of one process in an epoch.
+        EVAL_DATALOADER_LEN: The number of evaluation batches of one process; only in runs with an evaluation dataset.
         PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``, because each process
             takes part in each update.
 
@@ -237,7 +237,8 @@ def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _Fa
     The trainer does this with ``create_scheduler_fn``. Call it yourself in an override of ``create_scheduler``, or to
     try out a schedule without a trainer. Positional and keyword arguments are searched, and the partials, lists, tuples
     and dictionaries in them. The partial itself is not changed, so that the next run can use it too. A whole number
-    becomes an int, even if a float scaled it; a fraction, if a number is divided by a placeholder, stays a float.
+    becomes an int, even if it was multiplied by a float. A number that was divided by a placeholder is a fraction, and
+    stays a float.
 
     Args:
         factory: A partial; any other factory is returned unchanged.

@@ -1,4 +1,4 @@
-"""The metrics of a run with the moments of their recording, and the mean loss of an epoch."""
+"""The metrics of a run with the positions at which they were recorded, and the mean loss of an epoch."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class LossTracker:
         Args:
             loss: The mean over the samples of the batch: a number, or a tensor with one element of any shape. Its graph
                 is not kept.
-            batch_size: The number of samples of the mean. The default, 1, gives the mean over the values themselves.
+            batch_size: The number of samples that the mean is over. The default, 1, gives the mean over the values
+                themselves.
 
         Example:
             >>> from pa_core.tracking import LossTracker
@@ -105,8 +106,8 @@ class LossTracker:
     def total_loss(self) -> float:
         """The sum of the losses of all samples so far, a float; 0.0 before the first ``update``.
 
-        Each mean counts as often as its batch has samples, so this is ``average * running_count``. Reading it waits for
-        the accelerator if losses are there.
+        Each mean is weighted by the number of samples in its batch, so this is ``average * running_count``. Reading it
+        waits for the accelerator if losses are on it.
         """
         return self._host_total + (0.0 if self._device_total is None else self._device_total.item())
 
@@ -122,8 +123,8 @@ class LossTracker:
     def average(self) -> float:
         """The mean loss over all samples so far, a float; NaN before the first ``update``.
 
-        It is ``total_loss / running_count``. Reading it waits for the accelerator if losses are there, so read it
-        rarely, for example once in an epoch.
+        It is ``total_loss / running_count``. Reading it waits for the accelerator if losses are on it, so read it
+        rarely, for example once per epoch.
         """
         return self.total_loss / self._count if self._count else float("nan")
 
@@ -131,7 +132,7 @@ class LossTracker:
         """Return ``[total_loss, running_count]`` as a tensor, for example to sum it over processes.
 
         Pass the sum to ``load_totals`` for the mean over the samples of all processes. The call does not wait for an
-        accelerator; ``numbers`` returns the same as a tuple of Python numbers, for files.
+        accelerator; ``numbers`` returns the same values as a tuple of Python numbers, for files.
 
         Returns:
             A tensor of shape ``(2,)`` on the device of the losses (on the CPU if losses are numbers), in float64, or in
@@ -195,8 +196,8 @@ class LossTracker:
 class ExactLossTracker(LossTracker):
     """Accumulates the mean loss bit-for-bit identically in any order of the batches, on any number of processes.
 
-    Use it to compare runs exactly; reproducible trainers do so. `LossTracker` has the same methods and is faster, but
-    its sum depends on the order in the last digits. Here, the mean of each batch times its number of samples is rounded
+    Use it to compare runs exactly; reproducible trainers use it. `LossTracker` has the same methods and is faster, but
+    the last digits of its sum depend on the order. Here, the mean of each batch times its number of samples is rounded
     to a double, the sum of these products is exact, and the result is rounded once. Losses on an accelerator are read
     when they have arrived; only reading a sum waits for them.
 
@@ -229,7 +230,8 @@ class ExactLossTracker(LossTracker):
 
         Args:
             loss: The mean over the samples of the batch: a number, or a tensor with one element. Its graph is not kept.
-            batch_size: The number of samples of the mean. The default, 1, gives the mean over the values themselves.
+            batch_size: The number of samples that the mean is over. The default, 1, gives the mean over the values
+                themselves.
 
         Example:
             >>> from pa_core.tracking import ExactLossTracker
@@ -273,7 +275,7 @@ class ExactLossTracker(LossTracker):
     def total_loss(self) -> float:
         """The exact sum of the losses of all samples so far, rounded to a float; 0.0 before the first ``update``.
 
-        It is infinite or NaN if a loss was. Reading it waits for losses on an accelerator.
+        It is infinite or NaN if any loss was. Reading it waits for losses on an accelerator.
         """
         return self._divide(1)
 
@@ -282,7 +284,7 @@ class ExactLossTracker(LossTracker):
     def average(self) -> float:
         """The mean loss over all samples so far, a float that is rounded once; NaN before the first ``update``.
 
-        It is infinite or NaN if a loss was. Reading it waits for losses on an accelerator.
+        It is infinite or NaN if any loss was. Reading it waits for losses on an accelerator.
         """
         return self._divide(self._count) if self._count else math.nan
 
@@ -312,7 +314,7 @@ class ExactLossTracker(LossTracker):
     def load_totals(self, totals: Tensor) -> None:
         """Continue from the result of ``totals`` or ``numbers``, in place of the losses so far.
 
-        Call it with sums over processes, or to restore a tracker from a file. The example of ``totals`` calls it.
+        Call it with sums over processes, or to restore a tracker from a file. See the example in ``totals``.
 
         Args:
             totals: The result of ``totals``, or its sum over processes; the two totals of a `LossTracker` work too.
@@ -355,9 +357,9 @@ class StepMeans(dict[str, LossTracker]):
 
     Read it as ``trainer.step_means``, a dictionary with a `LossTracker` for each name:
     ``trainer.step_means["kl"].average``. Add values with ``trainer.log``. The trainer calls all methods of this class;
-    you only call them to test your own loop. A value counts as often as its step has samples. It may be logged before
-    the number of samples is known, and is copied at that moment: a tensor stays on its device, without its graph, and
-    is not waited for.
+    you call them only to test your own loop. Each value is weighted by the number of samples in its step. A value may
+    be logged before the number of samples is known, and is copied when it is logged; a tensor stays on its device,
+    without its graph, and the copy does not wait for the device.
 
     Args:
         exact: Whether the means are bit-for-bit identical in any order of the steps, with `ExactLossTracker`. The
@@ -398,8 +400,8 @@ class StepMeans(dict[str, LossTracker]):
     def step(self) -> AbstractContextManager[None]:
         """Return the context of a step, within which values can be logged.
 
-        The trainer enters it around each step; you need not call it yourself. On leaving it, values whose number of
-        samples was not counted are dropped. The example of `StepMeans` calls it.
+        The trainer enters it around each step; you need not call it yourself. When the context ends, values whose
+        number of samples was not counted are dropped. See the example in `StepMeans`.
 
         Returns:
             A context manager that yields None.
@@ -479,8 +481,8 @@ class StepMeans(dict[str, LossTracker]):
         """Set the number of samples of the step, which is the weight of its logged values.
 
         The trainer calls this in each step, before or after values are logged; you need not call it yourself. In a
-        test, call it within ``with means.step():``, because leaving the step forgets the number. The example of
-        `StepMeans` calls it.
+        test, call it within ``with means.step():``, because leaving the step forgets the number. See the example in
+        `StepMeans`.
 
         Args:
             samples: The number of samples of this process in the step. With 0, the values of the step are dropped.
@@ -492,8 +494,8 @@ class StepMeans(dict[str, LossTracker]):
     def log(self, name: str, value: MetricValue, count: int | None = None) -> None:
         """Add a value of the current step to the mean of its name.
 
-        Call ``trainer.log`` instead, which calls this method. A value that is logged before the samples of the step are
-        counted is added when they are.
+        Call ``trainer.log`` instead, which calls this method. If a value is logged before the samples of the step are
+        counted, it is added once they are counted.
 
         Args:
             name: An identifier (letters, digits and underscores), except "loss", which the trainer records itself. Log
@@ -502,8 +504,8 @@ class StepMeans(dict[str, LossTracker]):
             count: The weight of the value. The default, None, is the number of samples of the step.
 
         Raises:
-            ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
-                already, or the value is not a single number.
+            ConfigurationError: There is no step in progress, the name cannot be used or has already been logged in this
+                step, or the value is not a single number.
 
         Example:
             >>> from pa_core.tracking import StepMeans
@@ -558,7 +560,7 @@ class StepMeans(dict[str, LossTracker]):
         """Continue from results of ``totals``, in place of the values logged so far.
 
         The trainer calls this when it resumes within an epoch, and at the end of an epoch with the totals of all
-        processes. You need not call it yourself. The example of ``totals`` calls it.
+        processes. You need not call it yourself. See the example in ``totals``.
 
         Args:
             of_processes: Results of ``totals``, one for each process; they are added up.
@@ -631,7 +633,7 @@ def single_number(name: str, value: object) -> MetricValue:
 
 
 def logged_twice(name: str) -> ConfigurationError:
-    """Return the error of a second value with the same name in a step."""
+    """Return the error for a second value with the same name in a step."""
     return ConfigurationError(
         f"log({name!r}, ...) was called twice in the same step. Log the sum or the mean, or use another name for each."
     )

@@ -57,12 +57,12 @@ def plot_run_history(
 
     Args:
         history: The history of a trainer, an instance of ``InMemoryRunHistory`` or of a class derived from it.
-        path: The file of the picture; its suffix decides the format, PNG without a suffix. Missing folders are created,
-            and an existing file is replaced.
+        path: The file of the picture; its suffix determines the format, which is PNG without a suffix. Missing folders
+            are created, and an existing file is replaced.
         metrics: The full names of the metrics to draw; None, the default, draws all. Values that are not numbers are
             left out.
         x: The unit of the x axis: "epoch", the default, "update" (optimizer updates), "samples" (of all processes) or
-            "seconds". Several values of the same epoch are spread over it.
+            "seconds". Several values of the same epoch are spread over the epoch.
         dark: Whether to draw on a dark background, for dark pages or slides. The default, False, suits paper.
 
     Returns:

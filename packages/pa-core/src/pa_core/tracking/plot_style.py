@@ -1,4 +1,4 @@
-"""The style of the pictures of all distributions: colours for light and dark pages, axes, and saving."""
+"""The style of the pictures of all distributions: colors for light and dark pages, axes, and saving."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -29,7 +29,7 @@ class PlotStyle(NamedTuple):
         text: The color of titles and labels.
         faint_text: The color of tick labels and spines.
         grid: The color of the grid lines.
-        curves: The colors of the curves, seven, in the order of use.
+        curves: The seven colors of the curves, in the order of use.
 
     Example::
 
@@ -86,12 +86,12 @@ class PlotStyle(NamedTuple):
     def save(self, figure: Figure, path: str | Path) -> Path:
         """Save a figure on the background color, at 150 dots per inch.
 
-        The file is written atomically, so it never has half of a picture. The example of `PlotStyle` calls it.
+        The file is written atomically, so it never has half of a picture. See the example in `PlotStyle`.
 
         Args:
             figure: The figure of matplotlib.
-            path: The file, which is replaced if it exists. Missing folders are created. The suffix decides the format,
-                for example ".svg"; without a suffix it is PNG.
+            path: The file, which is replaced if it exists. Missing folders are created. The suffix determines the
+                format, for example ".svg"; without a suffix, it is PNG.
 
         Returns:
             The path of the file.
@@ -127,7 +127,7 @@ DARK = PlotStyle(
 def plot_style(*, dark: bool) -> PlotStyle:
     """Return the colors for dark or light pages, to draw your own pictures in the style of the library.
 
-    The example of `PlotStyle` draws a picture with them.
+    See the example in `PlotStyle`.
 
     Args:
         dark: True for light text on a dark background, False for dark text on white.

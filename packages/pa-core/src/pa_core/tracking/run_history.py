@@ -25,8 +25,8 @@ class RunClock:
     """The position of a run, in each unit that a metric can be plotted over.
 
     Read it as ``trainer.run_history.clock``; each recorded value is stored with the clock's readings. Only the trainer
-    writes it: ``update`` and ``samples`` after each update, ``epoch`` after the events of an epoch, and all of them
-    when a run is reset or resumed. You construct one only for tests, or for your own history.
+    changes it: ``update`` and ``samples`` after each update, ``epoch`` after the events of an epoch, and all of them
+    when a run is reset or resumed. You construct a clock only for tests, or for your own history.
 
     Attributes:
         epoch: The current epoch, an int counted from 1; after the last epoch, the number of epochs plus 1.
@@ -55,7 +55,7 @@ class RunClock:
         """Go back to epoch 1, update 0 and sample 0, and restart the time from 0 seconds.
 
         The trainer calls this when a new run starts, unless ``reset_run_history=False``; you need not call it yourself.
-        Afterwards the time is running.
+        Afterwards, the clock is running.
         """
         self.epoch, self.update, self.samples = 1, 0, 0
         self._seconds_before = 0.0
@@ -65,14 +65,14 @@ class RunClock:
     def seconds(self) -> float:
         """The seconds that the clock has run, a float from a monotonic clock.
 
-        Time runs from the creation or the last reset of the clock. Neither the time between ``stop`` and ``start``
-        counts, nor the time between the interruption of a run and its resume.
+        The time counts from the creation or the last reset of the clock, but not between ``stop`` and ``start``, and
+        not between the interruption of a run and its resume.
         """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """Stop the time, so that ``seconds`` keeps its value; it has no effect if the time is stopped already.
+        """Stop the clock, so that ``seconds`` keeps its value; the call has no effect if the clock is already stopped.
 
         The trainer calls this when a run ends. Call it yourself only to leave out the time of other work in a script.
         """
@@ -80,7 +80,7 @@ class RunClock:
         self._started_at = None
 
     def start(self) -> None:
-        """Start the time, or continue it after ``stop``; it has no effect if the time is running.
+        """Start the clock, or continue it after ``stop``; the call has no effect if the clock is running.
 
         The trainer calls this when a run starts. Call it yourself only after your own ``stop``.
         """
@@ -215,12 +215,12 @@ class RunHistory(ABC):
     def get_metric_names(self) -> Iterable[str]:
         """Return the full names of all recorded metrics, each once, in any order.
 
-        Implement it in your history. Loggers and plots call it to find the metrics; it must not communicate with other
-        processes.
+        Implement it in your history, as in the example of ``RunHistory``. Loggers and plots call it to find the
+        metrics; it must not communicate with other processes.
 
         Returns:
             The names with their prefixes, for example ``["train_loss_epoch", "eval_loss_epoch"]``; empty before the
-            first metric. The example of ``RunHistory`` implements it.
+            first metric.
 
         Example:
             >>> from pa_core import InMemoryRunHistory
@@ -235,7 +235,7 @@ class RunHistory(ABC):
         """Return all values of a metric, in the order in which they were recorded.
 
         Implement it in your history; callbacks and your own code call it, for example for the loss of each epoch. A
-        history that keeps only the last value returns only that value. The example of ``RunHistory`` implements it.
+        history that keeps only the last value returns only that value. See the example in ``RunHistory``.
 
         Args:
             metric_name: The full name, with the prefix, for example "eval_loss_epoch".
@@ -283,8 +283,8 @@ class RunHistory(ABC):
 
         Args:
             metric_name: The full name, with the prefix, for example "eval_loss_epoch".
-            default: The result for a metric that was never recorded, and None is such a value. Without it (``...``), a
-                missing metric is an error, so that a misspelled name is noticed.
+            default: The result for a metric that was never recorded; it may be None. Without a default (``...``), a
+                missing metric raises an error, so that you notice a misspelled name.
 
         Returns:
             The value that was last passed to ``update_metric`` under this name, usually a float.
@@ -342,7 +342,7 @@ class RunHistory(ABC):
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set the prefix of the names of metrics recorded from now on; names that are recorded already stay.
+        """Set the prefix of the names of metrics recorded from now on; names that are already recorded do not change.
 
         Implement it in your history. Call it in a callback that records the same metrics for other weights, for example
         ``"ema_"`` for an average of the weights, and restore the former ``metric_name_prefix`` afterwards. The trainer
@@ -364,11 +364,10 @@ class RunHistory(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Remove all recorded values; the prefix may stay.
+        """Remove all recorded values; you may keep the prefix.
 
         Implement it in your history. The trainer calls it on every process when a new run starts, unless ``train()``
-        was passed ``reset_run_history=False``, and then resets the clock itself. The example of ``RunHistory``
-        implements it.
+        was passed ``reset_run_history=False``, and then resets the clock itself. See the example in ``RunHistory``.
 
         Example:
             >>> from pa_core import InMemoryRunHistory
@@ -404,7 +403,7 @@ class RunHistory(ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a training state, from which a run resumes: here only the clock.
+        """Return the values to keep in a training state, from which a run resumes: by default, only the clock.
 
         The trainer calls it each time a training state is saved. Override it together with ``load_state_dict``, and
         call ``super()`` in both, so that recorded values survive an interruption.
@@ -423,7 +422,7 @@ class RunHistory(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``; the trainer calls it when a run resumes, on every process.
 
-        Here only the clock is restored. Override it together with ``state_dict``, and call ``super()`` in both.
+        By default, only the clock is restored. Override it together with ``state_dict``, and call ``super()`` in both.
 
         Args:
             state_dict: The result of ``state_dict``, of the same class of history.
@@ -476,7 +475,7 @@ class MetricRecord:
 class InMemoryRunHistory(RunHistory):
     """A history that keeps every value in memory, about 70 bytes for each number; the default history.
 
-    Each trainer creates such a history, which you read as ``trainer.run_history`` after or during a run. Construct one
+    Each trainer creates such a history, which you read as ``trainer.run_history`` during or after a run. Construct one
     yourself, without arguments, to share a history between trainers, and pass it as ``run_history``. Training states
     (from which a run resumes) contain its values.
 
@@ -553,8 +552,8 @@ class InMemoryRunHistory(RunHistory):
     def get_metric_values(self, metric_name: str) -> list[Any]:
         """Return all values of a metric, the oldest first.
 
-        Use it for the course of a metric over the epochs; ``records`` also has the epoch and the update of each value,
-        and ``get_latest_metric`` only the last value. It waits for values on an accelerator.
+        Use it for the course of a metric over the epochs; ``records`` also returns the epoch and the update of each
+        value, and ``get_latest_metric`` returns only the last value. It waits for values on an accelerator.
 
         Args:
             metric_name: The full name, with the prefix, for example "train_loss_epoch".
@@ -599,8 +598,8 @@ class InMemoryRunHistory(RunHistory):
 
         Args:
             metric_name: The full name, with the prefix, for example "eval_loss_epoch".
-            default: The result for a metric that was never recorded, for example None. Without it (``...``), a missing
-                metric is an error, so that a misspelled name is noticed.
+            default: The result for a metric that was never recorded, for example None. Without a default (``...``), a
+                missing metric raises an error, so that you notice a misspelled name.
 
         Returns:
             The value as it was recorded; a tensor stays a tensor on its device, so reading it may wait for an
@@ -667,7 +666,7 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Set the prefix of the names of metrics recorded from now on; names that are recorded already stay.
+        """Set the prefix of the names of metrics recorded from now on; names that are already recorded do not change.
 
         Call it in a callback that records the same metrics for other weights, and restore the former prefix afterwards.
 
@@ -687,7 +686,7 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def reset(self) -> None:
-        """Remove all values, and go back to epoch 1, update 0 and second 0; the prefix stays.
+        """Remove all values, and go back to epoch 1, update 0 and second 0; the prefix is kept.
 
         The trainer calls it when a new run starts, unless ``train()`` was passed ``reset_run_history=False``; call it
         yourself to reuse a history without a trainer.
@@ -795,7 +794,7 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace all values, the clock and the prefix by a saved state; the trainer calls it when a run resumes.
+        """Replace all values, the clock and the prefix with a saved state; the trainer calls it when a run resumes.
 
         Tensors are on the CPU afterwards.
 
@@ -904,7 +903,7 @@ _MOMENT = {"epoch": "q", "update": "q", "samples": "q", "seconds": "d"}
 
 
 class _Series:
-    """The values of a metric and the moments of their recording."""
+    """The values of a metric and the positions at which they were recorded."""
 
     # read tensors of an accelerator rarely, which waits for it, but before they take much of its memory
     _MAX_UNREAD = 512

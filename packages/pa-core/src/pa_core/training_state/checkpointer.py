@@ -79,7 +79,7 @@ class StateRequest(NamedTuple):
         asynchronous: Whether training continues while the state is written.
         sequence: The number of the state among the states of a folder.
         on_saved: Called with the directory, on the process that writes, after the state is complete.
-        keeps_other_runs: Whether an existing state of another run stays, and the new state gets a similar name.
+        keeps_other_runs: Whether an existing state of another run is kept, and the new state gets a similar name.
         may_fail: Whether the run continues if the state cannot be written.
     """
 
@@ -113,18 +113,19 @@ class Checkpointer:
 
     A run sets ``next_phase`` when all of its parts belong to the same update, and to None when it begins an operation
     that cannot be repeated, for example an update. At a safe point, it calls ``checkpoint`` if ``RankSync.is_pending``.
-    Evaluations can be repeated, and may be interrupted by a preemption: the state is then that from before the
+    Evaluations can be repeated, and may be interrupted by a preemption: the state then comes from before the
     evaluation.
 
-    It is used for all runs of a trainer, and each of them calls ``start_run``.
+    The same object is used for all runs of a trainer, and each run calls ``start_run``.
 
     Attributes:
         next_phase: The next phase of the run, at a safe point; None elsewhere.
         registered: Further objects that are part of each state, in this order.
-        ended_by: The class of the exception that ended the run; None while it runs and after a regular end. Not the
-            exception, whose traceback would keep the batch and the graph of the last step in memory.
-        is_between_steps: Whether an update is complete, and its last event is being called: an evaluation may be
-            interrupted here.
+        ended_by: The class of the exception that ended the run; None while it runs and after a regular end. The
+            exception itself is not kept, because its traceback would keep the batch and the graph of the last step in
+            memory.
+        is_between_steps: Whether an update is complete, and its last event is being called, so that an evaluation may
+            be interrupted here.
         unchecked_optimizers: The names of the optimizers to check after their first update.
     """
 
@@ -205,8 +206,8 @@ class Checkpointer:
             call: Calls the listeners of an event by its name, which may stop the run.
 
         Raises:
-            TrainingPreempted: A process requested it before the run was complete; the states that callbacks requested
-                are saved.
+            TrainingPreempted: A process requested a preemption before the run was complete; the states that callbacks
+                requested are saved.
             CheckpointError: A state could not be written.
             OSError: A state could not be written.
         """
@@ -255,7 +256,7 @@ class Checkpointer:
                     lock.check()
 
     def abandon(self, failure: BaseException) -> None:
-        """Let the writing in the background finish when the run fails, without communication.
+        """Let a save in the background finish when the run fails, without communication.
 
         Args:
             failure: The error that ends the run; notes about missing states are added to it.
@@ -482,7 +483,7 @@ class Checkpointer:
 
     @contextmanager
     def _warning_of_last_one(self) -> Generator[None]:
-        """Let a state that may fail cause a warning, on the process that writes it, instead of an error."""
+        """If a state that may fail cannot be written, warn on the process that writes it, and raise no error."""
         try:
             yield
         except (CheckpointError, OtherProcessError, OSError) as error:
@@ -603,7 +604,7 @@ def _check_scheduler(scheduler: object) -> None:
 
 
 def _check_state_of_optimizer(optimizer: Optimizer, state: object) -> None:
-    """Raise an error for an optimizer whose present state could not be stored.
+    """Raise an error for an optimizer whose current state could not be stored.
 
     Args:
         optimizer: The optimizer. Most optimizers create their state in the first update.

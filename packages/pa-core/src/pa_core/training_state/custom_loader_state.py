@@ -125,7 +125,7 @@ class CustomLoaderState:
         Args:
             saved: The state, from ``capture``; None for a different loader, whose batches can only be counted.
             steps: The number of batches that were trained on.
-            report: Called with the number of batches skipped so far.
+            report: A function that is called with the number of batches skipped so far.
 
         Raises:
             CheckpointError: The loader has fewer batches.
@@ -283,7 +283,7 @@ class RunLoaders:
             settings: The settings of the current run.
             steps: The number of batches of the epoch that were trained on.
             is_at_end: Whether no batch is left to train on.
-            report: Called with the number of batches skipped so far.
+            report: A function that is called with the number of batches skipped so far.
 
         Raises:
             CheckpointError: The training loader has fewer batches.
@@ -330,7 +330,7 @@ def _restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
 
 
 def _start_persistent_workers(loader: object) -> None:
-    """Let the loader draw the seed of its workers now: epochs after the first do not draw a seed."""
+    """Let the loader draw the seed of its workers now, because epochs after the first do not draw a seed."""
     iter(_accelerate.fetching_loader(loader))
 
 

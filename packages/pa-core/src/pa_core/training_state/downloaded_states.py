@@ -94,12 +94,13 @@ def cache_folder(resume_from: str | Path, local_folders_by_url: Mapping[str, Pat
 def download(place: str | Path, local_folders_by_url: Mapping[str, Path], report: Callable[[str], None]) -> str | Path:
     """Download states to the disk of every machine, and return their path; every process must call this.
 
-    From an object store, the newest valid state is downloaded, which the first process chooses. A newer state in the
-    local folder, of a run in the store, has precedence: the run was killed before sending it. It is sent first if
-    another machine needs it. A warning tells which states were skipped.
+    From an object store, the newest valid state is downloaded, which the first process chooses. If the local folder has
+    a newer state of a run in the store, that state has precedence, because the run was killed before sending it. It is
+    sent first if another machine needs it. A warning names the skipped states.
 
     Args:
-        place: A path, or the URL of a store, or of a state in it: the URL of the store, and the name of the state.
+        place: A path, the URL of a store, or the URL of a state in a store, which is the URL of the store followed by
+            the name of the state.
         local_folders_by_url: The local folders by URL, from ``local_folders``.
         report: A function that prints the downloads.
 
@@ -108,8 +109,8 @@ def download(place: str | Path, local_folders_by_url: Mapping[str, Path], report
 
     Raises:
         ConfigurationError: The place is a ``Path`` made from a URL.
-        CheckpointError: There are states, but none is valid; or the store cannot be queried, or the disk not written
-            to.
+        CheckpointError: There are states, but none is valid; or the store cannot be queried, or the disk cannot be
+            written to.
     """
     url = url_of(place)
     if url is None:
@@ -214,7 +215,7 @@ def _cache() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder below that for temporary files, which other users cannot write to."""
+    """Create a folder below the folder for temporary files, which other users cannot write to."""
     cache = folder.parent
     cache.mkdir(mode=0o700, exist_ok=True)
     status = cache.lstat()

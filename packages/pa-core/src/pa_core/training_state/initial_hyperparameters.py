@@ -1,9 +1,9 @@
 """The settings that a script chose for its optimizer, as opposed to changes by runs.
 
-A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process creates a
-new optimizer; within a process, the next run finds the settings at the end of the last run. So the settings are
-recorded when a run begins and when it ends. A setting that still has its value from the end of the run counts as set
-before that run; any other setting was changed by the script since.
+A run changes the settings of its optimizer: schedulers change the learning rate, and callbacks change the groups. A new
+process creates a new optimizer; within a process, the next run finds the settings at the end of the last run. So the
+settings are recorded when a run begins and when it ends. A setting that still has its value from the end of the run
+counts as set before that run; any other setting was changed by the script since then.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[st
 
     Args:
         optimizer: The optimizer.
-        is_resumed: Whether the run resumes from a training state. Then the groups become the groups of a new process:
+        is_resumed: Whether the run resumes from a training state. If so, the groups become the groups of a new process:
             groups that an earlier run added are removed, and restoring the state adds them again.
 
     Returns:

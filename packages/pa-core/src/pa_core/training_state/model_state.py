@@ -280,7 +280,7 @@ class TrainedLayers:
         self._warn([name for name in untrained if new[name].grad is not None])
 
     def _warn(self, added: list[str]) -> None:
-        """Warn about added layers without an optimizer, except for layers without gradients, like a teacher."""
+        """Warn about added layers without an optimizer, except for layers without gradients, such as a teacher's."""
         if self._has_warned or not added:
             return
         self._has_warned = True

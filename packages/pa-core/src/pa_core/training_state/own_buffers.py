@@ -28,9 +28,9 @@ _WORD: Final = 8
 class OwnBuffers:
     """Returns the buffers that a training state must store for each process, because they are not exchanged.
 
-    They belong to modules without an optimizer, the loss function, and models in a run that does not exchange their
-    buffers. A buffer that is too large to be collected on the first process is named in a warning, and so are weights
-    without an optimizer that differ between processes.
+    These buffers belong to modules without an optimizer, the loss function, and models in a run that does not exchange
+    their buffers. A buffer that is too large to be collected on the first process is named in a warning, and so are
+    weights without an optimizer that differ between processes.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ def _buffers_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def _name_differing_weights(run: ResumableRun) -> None:
     """Warn if modules without an optimizer have different weights on the processes, which began with the same weights.
 
-    A state has the weights of the first process: otherwise, each process would have to write a whole model.
+    A state has only the weights of the first process, because otherwise each process would have to write a whole model.
     """
     weights = {
         place: weight

@@ -89,11 +89,12 @@ class Progress:
         epoch_under_way: The number of the current epoch, counted from 0, from its first event until after its last
             event; None between two epochs.
         step: The number of the current training step in its epoch, counted from 1.
-        resumed_steps: Training steps of the current epoch that were complete when this process began it.
-        steps_in_epoch: Training steps of the current epoch up to the end of the last accumulation group, whether or not
-            its update was made.
-        samples_in_epoch: Samples of the current epoch, over all processes, in the groups that are complete.
-        samples_in_group: Samples of the current accumulation group so far, over all processes.
+        resumed_steps: The number of training steps of the current epoch that were complete when this process began it.
+        steps_in_epoch: The number of training steps of the current epoch up to the end of the last accumulation group,
+            whether or not its update was made.
+        samples_in_epoch: The number of samples of the current epoch, over all processes, in the groups that are
+            complete.
+        samples_in_group: The number of samples of the current accumulation group so far, over all processes.
 
     Example:
         >>> progress = Progress(updates=1, steps_in_epoch=2, samples_in_epoch=16)

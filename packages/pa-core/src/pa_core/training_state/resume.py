@@ -33,7 +33,7 @@ class ResumePlan:
     Args:
         progress: The counters of the run, which are set to the counters of the saved run.
         device: The device that batches are moved to.
-        reproducible: Whether the settings include the hardware and software that decide the bits of results.
+        reproducible: Whether the settings include the hardware and software that affect the rounding of results.
 
     Attributes:
         saved: The saved run; None for a new run.
@@ -90,7 +90,7 @@ class ResumePlan:
     def choose_name(self, folders: Collection[Path], stores: Collection[RemoteFolder] = ()) -> None:
         """Keep the name of the saved run if this run continues it; a run that branches off has its own name.
 
-        So each run only manages its own states. The name matters on the first process.
+        So each run only manages its own states. The name matters only on the first process.
 
         Args:
             folders: The folders in which this run saves its states.
@@ -125,7 +125,7 @@ class ResumePlan:
         Args:
             run: The run.
             stepping: When schedulers are stepped, and with which metric.
-            count_steps: Returns the number of steps of a scheduler in a number of updates and epochs.
+            count_steps: A function that returns the number of steps of a scheduler in a number of updates and epochs.
         """
         config = run.run_config
         num_steps = count_steps(config.max_num_train_steps or 0, config.num_epochs)
@@ -199,7 +199,7 @@ class ResumePlan:
             self.phase = None
 
     def _has_epochs_left(self, run: ResumableRun) -> bool:
-        """Whether there is an epoch to train or to complete; the number of epochs of a stream shows only at its end."""
+        """Whether there is an epoch to train or complete; the number of epochs of a stream is known only at its end."""
         if self.phase is Phase.COMPLETE:
             return False
         if run.epoch_lengths.are_known:
@@ -213,7 +213,7 @@ class ResumePlan:
         Args:
             run: The run.
             train_dl: The training loader of the epoch.
-            report: Called with the number of steps skipped so far.
+            report: A function that is called with the number of steps skipped so far.
 
         Returns:
             The next phase of the saved run; None in an epoch that begins at its first step.

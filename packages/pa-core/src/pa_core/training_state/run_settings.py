@@ -42,7 +42,7 @@ def describe_settings(
         run: The run.
         stepping: When its schedulers are stepped, and with which metric.
         num_scheduler_steps: The number of steps of each scheduler in the whole run.
-        reproducible: Whether to include all settings that decide the bits of results.
+        reproducible: Whether to include all settings that affect the rounding of results.
     """
     config, loader, schedulers = run.run_config, innermost(run.train_dataloader), run.named_schedulers()
     keyed = loader if is_keyed(loader) else None
@@ -81,7 +81,7 @@ def describe_settings(
 
 
 def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
-    """Return the hardware and software that decide how numbers are rounded, as plain values by name.
+    """Return the hardware and software that determine how numbers are rounded, as plain values by name.
 
     Args:
         device: The device of the run.
@@ -165,7 +165,7 @@ def _parts_that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> tup
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a setting; plain orders have none, because "shuffle" tells them."""
+    """Return the value of a setting; plain orders have none, because "shuffle" identifies them."""
     if name == "order" and name not in settings and settings.get("shuffle") is not None:
         return "Shuffled()" if settings["shuffle"] else "Sequential()"
     return settings.get(name)
@@ -203,7 +203,7 @@ def _length_used(length: Difference, *, is_new: bool, follows_script: bool) -> A
 
 
 def _follows_functions(state: Mapping[str, Any]) -> bool:
-    """Whether the schedule is a function, as in ``LambdaLR``: a state only has attributes of objects."""
+    """Whether the schedule is a function, as in ``LambdaLR``, whose state lacks it unless it is a callable object."""
     nested = [
         cast("Mapping[str, Any]", state_of_inner)
         for state_of_inner in state.get(NESTED_SCHEDULERS, ())

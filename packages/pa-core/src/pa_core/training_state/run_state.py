@@ -99,7 +99,7 @@ def by_optimizer(saved: Any) -> dict[str, Any]:
 
 
 def find_extension(run: ResumableRun, position: Position, progress: Progress) -> Extension | None:
-    """Return the position at which a run that ended mid-epoch continues; None if it continues at its present position.
+    """Return the position at which a run that ended mid-epoch continues; None if it continues at its current position.
 
     Args:
         run: The run.
@@ -244,10 +244,10 @@ class SavedRun:
         return self.position.epochs + 1 if clock is None else int(clock["epoch"])
 
     def extend(self, run: ResumableRun) -> None:
-        """Continue with more epochs or updates than the saved run had; no change if some were left.
+        """Continue with more epochs or updates than the saved run had; nothing changes if some were left.
 
-        With only more updates, a run whose epochs are all trained stays complete: they are for a dataset that has
-        grown.
+        If only the number of updates has grown, a run whose epochs are all trained stays complete, because more updates
+        are for a dataset that has grown.
 
         Args:
             run: The current run, whose history is restored.
@@ -310,7 +310,7 @@ class SavedRun:
             The settings of the optimizers that differ from the saved run, and are used as requested.
 
         Raises:
-            CheckpointError: They differ from the saved run, or an object rejects its state; nothing is restored.
+            CheckpointError: The objects differ from the saved run, or an object rejects its state; nothing is restored.
         """
         before, self._registered, self._begins_anew = self._hyperparameters, objects, allowed
         with TransactionalLoad() as loading:
@@ -329,7 +329,7 @@ class SavedRun:
         """Restore models, optimizers, schedulers and scaler.
 
         Raises:
-            CheckpointError: They differ from the saved run, or an object rejects its state; nothing is restored.
+            CheckpointError: The objects differ from the saved run, or an object rejects its state; nothing is restored.
         """
         with TransactionalLoad() as loading:
             self._restore_training(run, scaler, (), loading)
@@ -441,7 +441,7 @@ class SavedRun:
             seed_rng(0, self.seed, self.position.updates, rank, device=run.device)
 
     def restore_losses(self, run: ResumableRun) -> None:
-        """Restore the means of the epoch: each process its own, or the first process all of them."""
+        """Restore the means of the epoch: each process restores its own, or the first process restores all of them."""
         rank = distributed.rank()
         own = [self._ranks[rank]] if self._is_split_as_before() else self._ranks if rank == 0 else []
         home = "cpu" if isinstance(run.loss_tracker, ExactLossTracker) else run.device  # not every device has doubles

@@ -34,7 +34,7 @@ def find_saved_run(
     Args:
         place: A state, or a folder of states.
         resume_missing: ``"start"`` returns None if there is no state.
-        argument: The name of the argument that is the place, for messages. Only calls with ``resume_from`` also have
+        argument: The name of the argument with the place, for messages. Only calls with ``resume_from`` also have
             ``resume_missing``.
 
     Raises:
@@ -205,8 +205,8 @@ def describe_neighbours(path: str | Path) -> str:
 def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iterable[RemoteFolder] = ()) -> bool:
     """Whether a run that resumes from a state continues the saved run, rather than branching off from it.
 
-    It does if the state is in one of the folders, and neither these nor the object stores to which their states are
-    sent have a later valid state of the run.
+    This is the case if the state is in one of the folders, and neither these nor the object stores to which their
+    states are sent have a later valid state of the run.
 
     Args:
         state: The state to resume from.

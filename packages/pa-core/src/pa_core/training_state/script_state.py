@@ -26,7 +26,7 @@ _HOW_TO_SEED = "torch.randint(2**63 - 1, ()).item()"
 class RunScriptState:
     """The changes that steps make in the objects of a script, other than the parts of a run.
 
-    A warning names changes that are not stored. Steps take no time for it.
+    A warning names changes that are not stored. This adds no time to steps.
 
     Args:
         run: The run, once all hooks and callbacks of its start were called.

@@ -81,7 +81,7 @@ class ShardOrder(Order):
         """Return the order of an epoch, with the shards in random order and their samples shuffled within windows.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Nothing is computed before ``EpochOrder.indices``.
+        Nothing is computed before ``EpochOrder.indices`` is called.
 
         Args:
             num_samples: The number of samples of the dataset, which must be the sum of ``counts``.
@@ -112,7 +112,7 @@ class ShardOrder(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the names and counts of the shards and the window, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with different files by mistake. The
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with different files by mistake. The
         folder of the files is not a part of it.
 
         Returns:

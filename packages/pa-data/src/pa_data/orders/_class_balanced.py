@@ -85,7 +85,7 @@ class ClassBalanced(Order):
         """Return the order of an epoch with the same number of samples of each class.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Nothing is computed before ``EpochOrder.indices``.
+        Nothing is computed before ``EpochOrder.indices`` is called.
 
         Args:
             num_samples: The number of samples of the dataset, which must be the number of labels. It is not the number
@@ -112,7 +112,7 @@ class ClassBalanced(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the labels and the number of samples, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with different labels by mistake.
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with different labels by mistake.
 
         Returns:
             The labels under ``"labels"``, as an int64 tensor on the CPU, and ``"num_samples"``.

@@ -114,8 +114,8 @@ class Curriculum(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the identity of the function and ``shuffle``, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with a different curriculum by mistake.
-        The function is called for epoch 0.
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with a different curriculum by
+        mistake. The function is called for epoch 0.
 
         Returns:
             The function under ``"choose"`` (for a callable object, its class and its attributes), its choice for epoch

@@ -75,7 +75,7 @@ class LengthGrouped(Order):
         """Return the order of an epoch, in which samples of similar length are neighbors.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Nothing is computed before ``EpochOrder.indices``.
+        Nothing is computed before ``EpochOrder.indices`` is called.
 
         Args:
             num_samples: The number of samples of the dataset, which must be the number of lengths.
@@ -101,7 +101,7 @@ class LengthGrouped(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the lengths, the group size and the window, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with different lengths by mistake.
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with different lengths by mistake.
 
         Returns:
             The lengths under ``"lengths"``, as an int64 tensor on the CPU, ``"group_size"`` and ``"window"``.

@@ -44,7 +44,7 @@ class Shuffled(Order):
         """Return a random permutation of the samples, which depends on the seed and the epoch.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Nothing is computed before ``EpochOrder.indices``.
+        Nothing is computed before ``EpochOrder.indices`` is called.
 
         Args:
             num_samples: The number of samples of the dataset, at least 0.

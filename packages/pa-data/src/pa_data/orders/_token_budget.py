@@ -141,7 +141,7 @@ class TokenBudget(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the lengths and the other arguments, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with different batches by mistake.
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with different batches by mistake.
 
         Returns:
             The lengths under ``"lengths"``, as an int64 tensor on the CPU, and ``"max_tokens"``, ``"max_samples"``,

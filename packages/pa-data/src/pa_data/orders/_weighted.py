@@ -85,7 +85,7 @@ class Weighted(Order):
         """Return the order of an epoch, whose samples are drawn by their weights.
 
         A loader calls it when an epoch is chosen, with the length of its dataset; you call it to look at the order.
-        Nothing is drawn before ``EpochOrder.indices``.
+        Nothing is drawn before ``EpochOrder.indices`` is called.
 
         Args:
             num_samples: The number of samples of the dataset, which must be the number of weights. It is not the number
@@ -113,7 +113,7 @@ class Weighted(Order):
     def parameters(self) -> Mapping[str, object]:
         """Return the weights and the other arguments, which identify this order in saved states.
 
-        You need not call it. ``fingerprint`` does, so that a run cannot resume with different weights by mistake.
+        You need not call it; ``fingerprint`` calls it, so that a run cannot resume with different weights by mistake.
 
         Returns:
             The weights under ``"weights"``, as a tensor (with replacement, their running sums as integers),
