@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from typing_extensions import override
 
 import pa_checkpoint
-from pa_checkpoint import CheckpointError, Writer, atomic_write, load, verify
+from pa_checkpoint import CheckpointError, FolderLock, Writer, atomic_write, load, verify
 from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
 from pa_checkpoint._folder import Folder
 from pa_checkpoint._manifest import FileEntry, manifest_text, read_manifest
@@ -668,18 +668,19 @@ assert peak() - before < 160 + 30
         lambda url: pa_checkpoint.save(url, {"step": 1}),
         load,
         verify,
-        Folder,
+        FolderLock,
         lambda url: atomic_write(url, lambda file: file.write(b"")),
         lambda url: Writer().save(url, {"step": 1}),
     ],
-    ids=["save", "load", "verify", "Folder", "atomic_write", "Writer"],
+    ids=["save", "load", "verify", "FolderLock", "atomic_write", "Writer"],
 )
-@pytest.mark.parametrize("url", ["s3://bucket/step_1", Path("gs://bucket/step_1")], ids=str)
+@pytest.mark.parametrize("url", ["s3://me:secret@bucket/step_1", Path("gs://bucket/step_1")], ids=str)
 def test_a_url_is_not_taken_for_a_path(
     use: Callable[[str | Path], object], url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a folder called `s3:` would keep what its user believes to be in a store."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="not in an object store"):
+    with pytest.raises(CheckpointError, match="not in an object store") as raised:
         use(url)
+    assert "secret" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def local_path(path: str | Path) -> Path:
     if _URL.match(str(path)) and not local.drive:
         raise CheckpointError(
             "This function reads and writes files on the disk, not in an object store.",
-            given=repr(str(path)),
+            given=str(path).replace(":/", "://", 1) if isinstance(path, Path) else path,
             do="Pass a local path. To send checkpoints to a store, use RemoteFolder, or upload_to of a callback.",
         )
     return local

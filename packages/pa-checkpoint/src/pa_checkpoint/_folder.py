@@ -395,7 +395,7 @@ class Folder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path: Path = local_path(path)
+        self.path: Path = Path(path)
 
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint whose files are all intact, or return None if there is none.

@@ -404,7 +404,8 @@ class PrintProgressCallback(TrainerCallback):
         """Return whether a higher value is better, for metrics by name, from the callbacks or the argument."""
         callbacks = trainer.callback_handler.callbacks
         # Most callbacks lack the attribute, and isinstance() takes some time with a protocol.
-        judges = [one for one in callbacks if hasattr(one, "watch_metric") and isinstance(one, JudgesMetric)]
+        named = (callback for callback in callbacks if hasattr(callback, "watch_metric"))
+        judges = [callback for callback in named if isinstance(callback, JudgesMetric)]
         # The first callback decides.
         return {**{judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}, **self.greater_is_better}
 

@@ -295,8 +295,8 @@ def _replacing_weights(target: Path) -> Generator[Path]:
     """Yield a folder whose files replace the weights in the target when the context ends without an error."""
     if re.match(r"[A-Za-z][\w+.-]+:/", str(target)) and not target.drive:
         raise ConfigurationError(
-            f"Weights are written to a folder on the disk, not in an object store: save_directory={str(target)!r}. "
-            "Pass a local path, and send the files to the store afterwards."
+            "Weights are written to a folder on the disk, not in an object store. Pass a local path as save_directory, "
+            "and send the files to the store afterwards."
         )
     if target.exists() and not target.is_dir():
         raise ConfigurationError(
