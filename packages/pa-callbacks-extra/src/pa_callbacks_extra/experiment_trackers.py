@@ -535,7 +535,7 @@ def flatten_config(config: Mapping[str, object]) -> dict[str, bool | int | float
 
 
 def _start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
-    """Start a tracker of accelerate without an Accelerator, on the first process only.
+    """Start an accelerate tracker without an Accelerator, on the first process only.
 
     Args:
         name: A name of ``installed_trackers()``.

@@ -23,16 +23,18 @@ class WellKnownTracker:
     """How a tracker identifies and continues a run and logs images, and which reports a killed process may lose.
 
     Attributes:
-        id_of: Called with the tracker's own object; returns the identifier of the run.
-        arguments: Called with the identifier and the last step that belongs to the run; returns arguments that continue
-            it.
-        log_image: Called with the tracker's own object, the name of the image, its pixels and the step.
+        id_of: A function that is called with the tracker's own object and returns the identifier of the run.
+        arguments: A function that is called with the identifier and the last step that belongs to the run, and returns
+            arguments that continue the run.
+        log_image: A function that is called with the tracker's own object, the name of the image, its pixels and the
+            step.
         forgets_config: Whether the config is lost when a run continues.
-        points: Called with the tracker's own object and a step; yields the points of the run from this step on.
+        points: A function that is called with the tracker's own object and a step, and yields the points of the run
+            from this step on.
         late_seconds: The age at which a report is certainly written.
         late_reports: The number of later reports after which a report is certainly written.
-        begins_at: Called with the tracker's own object; returns the first step that it accepts.
-        settle: Waits until all reports are written, if the tracker has a way to wait.
+        begins_at: A function that is called with the tracker's own object and returns the first step that it accepts.
+        settle: A function that waits until all reports are written, if the tracker has a way to wait.
     """
 
     id_of: Callable[[Any], str]

@@ -71,7 +71,7 @@ def local_path(path: str | Path) -> Path:
     """Return the path of a file or folder on the disk.
 
     Raises:
-        CheckpointError: It is a URL, for which a folder called ``s3:`` would be created.
+        CheckpointError: The path is a URL. Otherwise, a folder called ``s3:`` would be created for it.
     """
     local = Path(path)
     if _URL.match(str(path)) and not local.drive:

@@ -80,8 +80,8 @@ class FolderLock:
 
     Raises:
         FolderInUseError: A live process still uses the folder after the wait.
-        CheckpointError: The folder contains a directory named ``.in_use`` or ``.in_use_by``, the names of the files of
-            the lock.
+        CheckpointError: The folder contains a directory named ``.in_use`` or ``.in_use_by``, which are the names of the
+            lock's files.
         OSError: The folder or the lock cannot be written.
 
     Example:

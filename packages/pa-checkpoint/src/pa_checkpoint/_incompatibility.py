@@ -265,7 +265,7 @@ def _incompatibility_of_value(own: Any, saved: Any) -> str | None:
 
 
 def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """Return the entries that an optimizer of torch would create for a parameter, without memory; empty if unknown."""
+    """Return the entries that a torch optimizer would create for a parameter, without memory; empty if unknown."""
     if not _is_of_torch(kind):
         return {}
     example = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
@@ -297,7 +297,7 @@ def _incompatibility_of_scheduler(scheduler: LRScheduler, state: object) -> str 
 
 
 def without_foreign_entries(scheduler: object, state: Any) -> Any:
-    """Return the entries of a state that a scheduler of torch has; for other objects, return the whole state.
+    """Return the entries of a state that a torch scheduler has; for other objects, return the whole state.
 
     Other releases of torch have different entries. A custom scheduler may create further entries when it steps.
 

@@ -64,7 +64,7 @@ def _shapes(value: object, name: str = "state_dict()") -> dict[str, tuple[int, .
 
 
 def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
-    """Undo the cast of torch, which converts the state to the precision of the parameter."""
+    """Undo torch's cast, which converts the state to the precision of the parameter."""
     for number, parameter in enumerate(_parameters_of(optimizer)):
         state, of_parameter = optimizer.state.get(parameter), saved.get(number)
         if state is None or not isinstance(of_parameter, Mapping):

@@ -49,7 +49,7 @@ _HOPELESS = (PermissionError, ImportError, NotImplementedError, NotADirectoryErr
 
 
 class _FileSystem(Protocol):
-    """The used methods of fsspec, which has no types."""
+    """The fsspec methods that are used here; fsspec has no types."""
 
     def invalidate_cache(self) -> None: ...
     def ls(self, path: str, detail: bool) -> list[dict[str, Any]]: ...
@@ -333,7 +333,7 @@ class RemoteFolder:
     saved to disk with ``save`` or a ``Writer``, then sent with ``upload``. On a new machine, ``fetch`` downloads the
     newest. For a folder on a local or shared disk, use ``Folder``.
 
-    Files that are in the store already, for example a frozen model, are not sent again. The manifest, which is the list
+    Files that are already in the store, for example a frozen model, are not sent again. The manifest, which is the list
     of the files, is sent last, so a killed upload leaves nothing that looks like a checkpoint. A failed operation is
     repeated up to four times, after pauses of 0.5 to 4 seconds, unless a retry cannot help. In a run of several
     processes, use the object on rank 0 only. All calls wait for the store; to send in the background, call ``upload``
@@ -471,7 +471,8 @@ class RemoteFolder:
             run: The text that identifies the run, as in ``"run"`` of the summaries.
             sequence: The position of the known checkpoint in the order of its folder, as in
                 ``CheckpointInfo.sequence``.
-            update: The number of optimizer updates of the known checkpoint, which decides between equal positions.
+            update: The number of optimizer updates of the known checkpoint, which are compared if the positions are
+                equal.
 
         Returns:
             True if there is a later checkpoint.

@@ -1,7 +1,6 @@
 """The parts of torch without a public name, and tensors that are split over processes.
 
-The modules of torch for split tensors are slow to import. As long as no other module has imported them, no tensor is
-split.
+Torch's modules for split tensors are slow to import. As long as no other module has imported them, no tensor is split.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def _private(owner: object, name: str) -> Any:
 
 
 def _of_module(module: str, name: str) -> Any:
-    """Return a private name of a module of torch."""
+    """Return a private name of a torch module."""
     try:
         return _private(importlib.import_module(module), name)
     except ImportError as error:

@@ -72,7 +72,7 @@ def refusals_explained(
         explain: A function that is called with a text about the original error, and returns the error to raise.
             ``functools.partial(does_not_fit, model, "model.pt", "")`` makes such a function.
         passing: Exception classes that are not about the state, for example ``(MemoryError,)``; they are raised
-            unchanged. The default is none. A ``CheckpointError`` is always raised unchanged.
+            unchanged. By default there are none. A ``CheckpointError`` is always raised unchanged.
 
     Raises:
         CheckpointError: The result of ``explain``, if the block has raised any other exception. The original exception
@@ -253,10 +253,10 @@ class TransactionalLoad:
     ) -> None:
         """Load a state dict of whole tensors into a model, which may be sharded.
 
-        You call it within the ``with`` block for pretrained weights, or for weights that another process layout has
-        saved: each process passes the whole state dict and keeps its pieces. For a plain model whose state dict must
-        match, ``load`` gives better messages. Until the block ends, the host memory holds a copy of the current
-        weights.
+        You call it within the ``with`` block for pretrained weights, or for weights that were saved with a different
+        process layout: each process passes the whole state dict and keeps its pieces. For a plain model whose state
+        dict must match, ``load`` gives better messages. Until the block ends, the host memory holds a copy of the
+        current weights.
 
         Args:
             model: The model without wrappers such as ``DistributedDataParallel``.
@@ -294,9 +294,9 @@ class TransactionalLoad:
 
         You call it within the ``with`` block, if the checkpoint was saved with ``SavedModel.of``. Weights with a
         different name, shape or kind are left out without an error; call ``incompatibility`` first if they should be an
-        error. Call ``keep_weights`` for each model before, so that an error restores the weights, too: this method
-        restores only the extra states of modules by itself. The extra states are loaded first, since only they may
-        raise an error.
+        error. Call ``keep_weights`` for each model first, so that the weights are restored after an error, too; by
+        itself, this method restores only the extra states of modules. The extra states are loaded first, since only
+        they may raise an error.
 
         Args:
             models: The models without wrappers such as ``DistributedDataParallel``, by name.

@@ -237,8 +237,8 @@ class Writer:
 
     If a loop should not wait for the disk, use one writer for all checkpoints of a run instead of calling ``save`` for
     each. ``Writer.save`` copies the tensors to host memory, which is fast, and a thread writes them to the disk. The
-    buffers for the copies are used again, so the writer takes as much host memory as a checkpoint. Tensors that have
-    not changed since the previous checkpoint, for example a frozen model, are stored as hard links to its files, if the
+    buffers for the copies are reused, so the writer takes as much host memory as a checkpoint. Tensors that have not
+    changed since the previous checkpoint, for example a frozen model, are stored as hard links to its files, if the
     file system supports hard links and the digests are equal.
 
     If a save in the background fails, the next ``save`` or ``wait`` call raises its error. If the interpreter exits
@@ -276,7 +276,7 @@ class Writer:
         the values.
 
         Args:
-            parts: The values by name, in the form that ``save`` takes, for example ``{"model": model.state_dict()}``.
+            parts: The values by name, in the form that ``save`` accepts, for example ``{"model": model.state_dict()}``.
 
         Raises:
             CheckpointError: A value is of a type that cannot be stored. The message names the first such entry.

@@ -186,7 +186,7 @@ class Split(Protocol):
 
         Args:
             step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
-                epoch, it follows the ``start`` samples that were trained on before.
+                epoch, it follows the ``start`` samples that have already been trained on.
 
         Returns:
             Consecutive positions, counted from the beginning of the epoch: the positions of all processes in all steps
@@ -466,7 +466,7 @@ class UpdateSplit:
 
         Args:
             step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
-                epoch, it follows the ``start`` samples that were trained on before.
+                epoch, it follows the ``start`` samples that have already been trained on.
 
         Returns:
             Consecutive positions, counted from the beginning of the epoch: the positions of all processes in all steps
@@ -557,7 +557,7 @@ class _WithoutUpdates:
 
         Args:
             step: The step number, from 0 to ``len(split) - 1``. Step 0 is the first step of this split: in a resumed
-                epoch, it follows the samples that were trained on before.
+                epoch, it follows the samples that have already been trained on.
 
         Returns:
             Consecutive positions, counted from the beginning of the epoch or evaluation: the ranges of all processes,
@@ -746,8 +746,8 @@ class EvalSplit(_WithoutUpdates):
     def start(self) -> int:
         """The number of samples before step 0: always 0, because an evaluation does not resume in the middle.
 
-        It is there for code that handles any split: in a resumed training epoch, other splits have the number of
-        samples that were trained on before.
+        It exists for code that handles any split. In a resumed training epoch, the ``start`` of other splits is the
+        number of samples that have already been trained on.
         """
         return 0
 
@@ -782,8 +782,8 @@ class EvalSplit(_WithoutUpdates):
 class BatchSplit(_WithoutUpdates):
     """Divides an epoch whose batches are already decided: in each step, each process takes the next batch.
 
-    Use it for orders such as ``TokenBudget``, which decide the batches regardless of the number of processes;
-    ``KeyedDataLoader`` then makes it. To cut an epoch into batches of a given size, use ``UpdateSplit``. If the last
+    Use it for orders such as ``TokenBudget``, which determine the batches regardless of the number of processes;
+    ``KeyedDataLoader`` then creates it. To cut an epoch into batches of a given size, use ``UpdateSplit``. If the last
     step has fewer batches than there are processes, the first ranks take them, and the others get an empty range.
 
     Attributes:

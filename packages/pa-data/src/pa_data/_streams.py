@@ -20,8 +20,8 @@ _END = object()
 class SizedStream(Dataset[Any]):
     """A stream as each process and worker reads it: completely, keeping only its own samples.
 
-    The random numbers of a sample depend on its position, even if this process does not keep it: a stream that shuffles
-    then does so in the same way everywhere.
+    The random numbers of a sample depend on its position, even if this process does not keep it, so a stream that
+    shuffles does so in the same way everywhere.
 
     Args:
         dataset: A stream with a length.

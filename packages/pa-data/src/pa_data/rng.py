@@ -287,10 +287,10 @@ def restored_rng_states(device: torch.device, loaders: Iterable[object] = ()) ->
 
     These are the global generators of Python's ``random``, NumPy and torch (CPU), and the generator of ``device`` if it
     is an accelerator. Use this context manager around work that must not affect the training, for example an evaluation
-    during training. The block starts with the present states of the generators, so it draws the same numbers that the
-    code after it draws. Around code that first seeds the generators, for example in each batch, use
-    ``preserve_rng_state``: it is faster, but covers neither accelerators nor loaders. The states are also restored if
-    the block raises an error.
+    during training. The block starts with the current states of the generators, so it draws the same numbers as the
+    code after it. Around code that first seeds the generators, for example in each batch, use ``preserve_rng_state``:
+    it is faster, but covers neither accelerators nor loaders. The states are also restored if the block raises an
+    error.
 
     Args:
         device: The device on which this process computes. If it is an accelerator, its generator is restored, too.

@@ -90,8 +90,8 @@ class HangDetector:
         thread: The identifier of the thread that runs the loop.
         where: A function that returns the current position of the run, as a text that is empty outside of a run, and
             the number of complete updates.
-        clock: The stopwatch with which the heartbeat thread measures how long the loop has been waiting; not for
-            callers.
+        clock: The stopwatch with which the heartbeat thread measures how long the loop has been waiting; it is not
+            meant for callers.
         steps: The number of complete steps of the run, or -1 before the first ``step`` call.
 
     Raises:

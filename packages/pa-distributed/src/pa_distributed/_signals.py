@@ -15,8 +15,8 @@ from typing import Any, Self
 class SignalWatch:
     """Calls a function when one of the given signals arrives while a ``with`` block runs.
 
-    Schedulers such as Slurm and clouds with spot machines send a signal, usually ``SIGTERM``, some seconds before they
-    end a process. Python would end the script at once. With this watch the script can finish its step and save a
+    Schedulers such as Slurm, and clouds with spot machines, send a signal, usually ``SIGTERM``, some seconds before
+    they end a process. Python would end the script at once. With this watch the script can finish its step and save a
     checkpoint first. Enter the block in the main thread, since Python runs all signal handlers there. On several
     processes, each process has its own watch; if the scheduler signals only some of them, let all processes agree in
     each step, for example with ``gather_objects``.

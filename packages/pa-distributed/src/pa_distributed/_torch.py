@@ -71,7 +71,7 @@ def store_of_processes() -> Store:
 
 
 def collectives_begun() -> int:
-    """Return how many collectives of all processes this process has begun. Profilers count them at a high cost."""
+    """Return how many collectives of all processes this process has begun; profilers count them only at a high cost."""
     return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
 
 

@@ -72,9 +72,9 @@ class GradientExchange:
     the gradients and adds up a few numbers, for example the numbers of samples. Then step the optimizer and call
     ``end_update``. Without ``open``, everything is sent in ``finish``, which is slower. Without ``end_update``,
     backward passes of the next update are averaged one by one. No call raises an error because of its order, but if the
-    processes make different calls, they wait for each other until the timeout. Call ``close`` at the end, which removes
-    the hooks from the parameters. Between ``finish`` and ``end_update``, the gradients of each further backward pass
-    are averaged when the pass ends, because some optimizers evaluate the loss several times.
+    processes make different calls, they wait for each other until they time out. Call ``close`` at the end, which
+    removes the hooks from the parameters. Between ``finish`` and ``end_update``, the gradients of each further backward
+    pass are averaged when the pass ends, because some optimizers evaluate the loss several times.
 
     If a parameter gets no gradient on some processes, the missing gradient counts as zero; if it gets none on any
     process, ``grad`` stays None. So nothing like ``find_unused_parameters`` is needed. Parameters may be frozen and
@@ -85,8 +85,8 @@ class GradientExchange:
 
     Args:
         modules: The trained modules, with the same parameters on each process.
-        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0, for none:
-            call ``exchange.finish([])`` then.
+        num_values: How many numbers ``finish`` adds up over the processes in each update. The default is 0; call
+            ``exchange.finish([])`` in this case.
         device: The device of the parameters. The default, None, is the CPU; pass the device of the model if it is on an
             accelerator.
         includes: A function that is called with a parameter and returns whether its gradient is averaged. The default,

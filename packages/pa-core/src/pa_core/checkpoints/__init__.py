@@ -1,1 +1,1 @@
-"""Checkpoint files with the weights of models, and training states of accelerate."""
+"""Checkpoint files with the weights of models, and accelerate's training states."""

@@ -26,7 +26,7 @@ def find_accelerate_state(path: Path) -> Path | None:
 
 
 def refusal_of_accelerate_state(state: Path) -> CheckpointError:
-    """Return the error for a state of accelerate, with the code that loads its weights.
+    """Return the error for an accelerate state, with the code that loads its weights.
 
     Args:
         state: The directory that ``find_accelerate_state`` returned.

@@ -164,7 +164,7 @@ def describe_loader(loader: object) -> str:
 
 
 def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """Return the object that decides the order of a loader, and the batch size, unless a batch sampler decides it."""
+    """Return the object that determines the order of a loader, and the batch size, unless a batch sampler sets it."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset, loader.batch_size
     parts = loader_parts(loader)

@@ -75,7 +75,7 @@ def _divided_twice(kind: str, given: str) -> ConfigurationError:
 
 
 def _deciding_parts(loader: DataLoader[Any]) -> Iterator[object]:
-    """Yield the parts of a loader that decide its samples: a stream, or samplers."""
+    """Yield the parts of a loader that determine its samples: a stream, or samplers."""
     if isinstance(loader.dataset, IterableDataset):
         yield loader.dataset
         return

@@ -72,7 +72,8 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     runs a function once in the whole run, which is right for a shared disk, and ``trainer.on_local_main_process`` does
     not wait. It works without a trainer, and connects the processes of a launcher in its first call.
 
-    Every process must call the decorated function; otherwise, a process waits for the others until it times out.
+    Every process must call the decorated function; otherwise, the processes that call it wait for the others until they
+    time out.
 
     Args:
         function: The function to decorate.

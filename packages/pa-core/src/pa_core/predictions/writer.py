@@ -50,7 +50,7 @@ class ResumableWriter:
             ``.pieces`` added to its name. With a function, the folder holds a record of the written pieces; without a
             folder, nothing survives a kill.
         other_pieces: What to do with pieces in the folder that belong to other predictions: ``"error"``, the default,
-            because they may be the work of hours, or ``"remove"``.
+            because they may have taken hours to compute, or ``"remove"``.
         ids: A value for each sample, for a first column ``id``: a list, a tensor of one dimension, a ``range``. None,
             the default, writes no such column. Not allowed with a function, which gets the positions instead.
 

@@ -85,7 +85,7 @@ def create_accelerator(
 
 
 def _reject_variables() -> None:
-    """Raise an error for variables that plugins of accelerate also set, and that accelerate partly ignores on a CPU."""
+    """Raise an error for variables that accelerate's plugins also set, and that accelerate partly ignores on a CPU."""
     for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
         if _is_true(variable):
             raise _unsupported(f"{variable}={os.environ[variable]}", _ENGINE)

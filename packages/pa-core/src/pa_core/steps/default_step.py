@@ -419,7 +419,7 @@ _TARGETS = re.compile(r"label|target|\by\b")
 def calculate_batch_loss(
     model: nn.Module, loss_func: LossFunction | None, batch: object, method: str, checked: set[str]
 ) -> dict[str, Any]:
-    """Return the outputs of a step, with the loss of the model's outputs against the targets of the batch.
+    """Return the outputs of a step, including the loss between the model's outputs and the targets of the batch.
 
     Errors of the model and of the loss function get notes on their arguments.
 

@@ -160,7 +160,7 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
 
 
 def check_optimizer_factory(factory: object, optimizer: object) -> None:
-    """Raise an error for an optimizer instead of a function that creates it, or for both.
+    """Raise an error if an optimizer was passed instead of a function that creates it, or if both were passed.
 
     Args:
         factory: The ``create_optimizer_fn`` argument.

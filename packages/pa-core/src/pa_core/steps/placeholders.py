@@ -142,11 +142,11 @@ class PlaceholderExpression(_Arithmetic):
 class TrainerPlaceholderValues(_Arithmetic, Enum):
     """Placeholders for numbers of a run, in the arguments of a learning rate scheduler.
 
-    Use them if a schedule depends on the length of the run, so that you need not compute it. Pass them as arguments of
-    a ``functools.partial``, and the partial as ``create_scheduler_fn`` to ``train()`` or ``Run``: the trainer replaces
-    them when the run starts. You can combine them with numbers and with each other, using ``+ - * / //``. Anything else
-    that needs the number, for example ``int(...)`` or a comparison, raises an ``ArgumentTypeError``, because the number
-    is not known yet.
+    Use them if a schedule depends on the length of the run, so that you need not compute it. Pass them as arguments to
+    a ``functools.partial``, and pass the partial as ``create_scheduler_fn`` to ``train()`` or ``Run``. The trainer
+    replaces them when the run starts. You can combine them with numbers and with each other, using ``+ - * / //``.
+    Anything else that needs the number, for example ``int(...)`` or a comparison, raises an ``ArgumentTypeError``,
+    because the number is not known yet.
 
     Attributes:
         NUM_EPOCHS: The number of epochs of the run.
@@ -269,7 +269,7 @@ def create_scheduler(
     """Create the scheduler of an optimizer, with the placeholders of its factory replaced.
 
     Args:
-        factory: Called with the optimizer.
+        factory: A function that is called with the optimizer.
         optimizer: The optimizer.
         values: The numbers of the run; see ``resolve_placeholders``.
 

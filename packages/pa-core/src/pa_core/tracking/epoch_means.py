@@ -454,8 +454,8 @@ class StepMeans(dict[str, LossTracker]):
         """Add the loss of the step to ``losses``, and count the samples of the step.
 
         The trainer calls this once in each step with the loss that the step returned; you need not call it yourself. In
-        a test, call it within ``with means.step():``. Values that the step has logged before are counted now, and
-        values that it logs afterwards are counted at once. Outside of a step, only the loss is added, and no error is
+        a test, call it within ``with means.step():``. Values that the step has already logged are counted now, and
+        values that it logs later are counted at once. Outside of a step, only the loss is added, and no error is
         raised.
 
         Args:
@@ -481,8 +481,8 @@ class StepMeans(dict[str, LossTracker]):
         """Set the number of samples of the step, which is the weight of its logged values.
 
         The trainer calls this in each step, before or after values are logged; you need not call it yourself. In a
-        test, call it within ``with means.step():``, because leaving the step forgets the number. See the example in
-        `StepMeans`.
+        test, call it within ``with means.step():``, because the number is dropped when the step ends. See the example
+        in `StepMeans`.
 
         Args:
             samples: The number of samples of this process in the step. With 0, the values of the step are dropped.

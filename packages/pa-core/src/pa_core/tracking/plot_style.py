@@ -51,11 +51,11 @@ class PlotStyle(NamedTuple):
     curves: tuple[str, ...]
 
     def dress(self, axes: Axes) -> None:
-        """Apply the colors of the style to axes of matplotlib, add a faint grid, and hide the top and right spines.
+        """Apply the colors of the style to matplotlib axes, add a faint grid, and hide the top and right spines.
 
-        Background, title, axis labels, tick labels, grid and spines get their colors and sizes. Curves and a legend
-        keep their colors, so pass ``color=style.curves[0]``, ``color=style.curves[1]`` and so on when you draw curves.
-        Call this after you have set titles and labels, and before ``save``.
+        The background, title, axis labels, tick labels, grid and spines get the colors and sizes of the style. Curves
+        and a legend keep their colors, so pass ``color=style.curves[0]``, ``color=style.curves[1]`` and so on when you
+        draw curves. Call this after you have set titles and labels, and before ``save``.
 
         Args:
             axes: The axes, which are changed in place.
@@ -89,7 +89,7 @@ class PlotStyle(NamedTuple):
         The file is written atomically, so it never has half of a picture. See the example in `PlotStyle`.
 
         Args:
-            figure: The figure of matplotlib.
+            figure: The matplotlib figure.
             path: The file, which is replaced if it exists. Missing folders are created. The suffix determines the
                 format, for example ".svg"; without a suffix, it is PNG.
 

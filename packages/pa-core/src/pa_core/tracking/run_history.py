@@ -627,7 +627,7 @@ class InMemoryRunHistory(RunHistory):
         the samples of an epoch, call ``trainer.log`` in the steps instead.
 
         Args:
-            metric_name: The name, without the prefix, which is put in front of it.
+            metric_name: The name without the prefix; the history puts the prefix in front of it.
             metric_value: A number, a string, a tensor or an array, or a container of such values. A tensor is copied,
                 without its graph.
 

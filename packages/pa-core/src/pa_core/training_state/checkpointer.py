@@ -43,7 +43,7 @@ from pa_data.rng import capture_rng_state
 
 
 class CheckpointedRun(Protocol):
-    """The parts of a run that decide when and how states are saved.
+    """The parts of a run that determine when and how states are saved.
 
     Attributes:
         progress: The counters of the run.
@@ -62,7 +62,7 @@ class CheckpointedRun(Protocol):
 
     @property
     def scaler(self) -> SupportsStateDict | None:
-        """The gradient scaler of fp16."""
+        """The fp16 gradient scaler."""
         ...
 
     def reference_items(self) -> dict[str, float | None]:
@@ -78,7 +78,7 @@ class StateRequest(NamedTuple):
         extras: Further entries, with their values at the time of the request.
         asynchronous: Whether training continues while the state is written.
         sequence: The number of the state among the states of a folder.
-        on_saved: Called with the directory, on the process that writes, after the state is complete.
+        on_saved: A function that is called with the directory, on the process that writes, after the state is complete.
         keeps_other_runs: Whether an existing state of another run is kept, and the new state gets a similar name.
         may_fail: Whether the run continues if the state cannot be written.
     """
@@ -203,7 +203,7 @@ class Checkpointer:
 
         Args:
             run: The run.
-            call: Calls the listeners of an event by its name, which may stop the run.
+            call: A function that calls the listeners of an event by its name, which may stop the run.
 
         Raises:
             TrainingPreempted: A process requested a preemption before the run was complete; the states that callbacks
@@ -398,7 +398,7 @@ class Checkpointer:
         Args:
             request: The state.
             run: The run.
-            call: Calls the listeners of an event by its name.
+            call: A function that calls the listeners of an event by its name.
 
         Raises:
             ConfigurationError: There was no training yet.

@@ -374,7 +374,7 @@ def _draws_late(sampler: Any) -> bool:
 def capture_generators(loader: object) -> dict[str, Any]:
     """Return the states of the generators that are attributes of a loader, its samplers or its dataset.
 
-    Generators of torch, NumPy and Python are found.
+    It finds torch, NumPy and Python generators.
 
     Args:
         loader: A custom data loader.

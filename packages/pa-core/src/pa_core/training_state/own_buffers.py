@@ -98,7 +98,7 @@ def restore_own_buffers(run: ResumableRun, stored: Mapping[str, Tensor | StoredT
 def buffers_of_first_process(run: ResumableRun, *, shares_buffers: bool) -> Generator[None]:
     """Copy the buffers of the first process to all others within the context, except the buffers of a loss function.
 
-    Every process must enter it. Afterwards, each process has its own buffers again.
+    Every process must enter the context. Afterwards, each process has its own buffers again.
 
     Args:
         run: The run, with its modules on the device.

@@ -90,7 +90,7 @@ class ResumePlan:
     def choose_name(self, folders: Collection[Path], stores: Collection[RemoteFolder] = ()) -> None:
         """Keep the name of the saved run if this run continues it; a run that branches off has its own name.
 
-        So each run only manages its own states. The name matters only on the first process.
+        So each run manages only its own states. The name matters only on the first process.
 
         Args:
             folders: The folders in which this run saves its states.
@@ -143,7 +143,7 @@ class ResumePlan:
 
         Args:
             run: The run.
-            scaler: The gradient scaler of fp16.
+            scaler: The fp16 gradient scaler.
             objects: The registered objects that are saved with the run.
             allowed: Names of ``RESUME_OVERRIDES``.
 
@@ -182,8 +182,8 @@ class ResumePlan:
     def remaining_epochs(self, run: ResumableRun) -> Iterator[int]:
         """Iterate over the numbers of the remaining epochs, from 0; the caller counts each epoch in the progress.
 
-        Callbacks, loaders and the RNG state are restored with the first epoch, or without any, unless they belong to a
-        position within the epoch. The training loader has the order of the epoch that was yielded last.
+        Callbacks, loaders and the RNG state are restored with the first epoch, or without any epoch, unless they belong
+        to a position within the epoch. The training loader has the order of the epoch that was yielded last.
 
         Args:
             run: The run.

@@ -89,7 +89,7 @@ class SavedProcess(NamedTuple):
 
 
 def by_optimizer(saved: Any) -> dict[str, Any]:
-    """Return saved values by the name of the optimizer, which the entry of an only optimizer omits.
+    """Return saved values by the name of the optimizer, which is omitted if there is a single optimizer.
 
     Example:
         >>> by_optimizer(32.0)
@@ -149,7 +149,7 @@ def capture(
     Args:
         run: The run.
         objects: The registered objects.
-        scaler: The gradient scaler of fp16.
+        scaler: The fp16 gradient scaler.
         shares_buffers: Whether all processes have the same buffers of the models: the buffers of the first process.
     """
     models = run.named_models()
@@ -181,7 +181,7 @@ def _capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -
 
 
 def pack_by_optimizer(saved: Mapping[str, Any]) -> Any:
-    """Return values by the name of the optimizer, without the name for an only optimizer."""
+    """Return values by the name of the optimizer, without the name if there is a single optimizer."""
     return saved[OPTIMIZER] if [*saved] == [OPTIMIZER] else dict(saved)
 
 
@@ -302,7 +302,7 @@ class SavedRun:
         Args:
             run: The current run, with its objects.
             hyperparameters: The settings of each optimizer that the script chose, by name.
-            scaler: The gradient scaler of fp16.
+            scaler: The fp16 gradient scaler.
             objects: The registered objects.
             allowed: Names of ``RESUME_OVERRIDES``.
 

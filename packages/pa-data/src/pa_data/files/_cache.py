@@ -17,7 +17,7 @@ _MANY, _OF = 20, 200
 
 
 class Piece(Protocol):
-    """An object of known size, for example a table of pyarrow or an array."""
+    """An object of known size, for example a pyarrow table or an array."""
 
     @property
     def nbytes(self) -> int:

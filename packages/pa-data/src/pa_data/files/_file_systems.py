@@ -41,7 +41,7 @@ class Stamp:
 
 
 class FileSystem(Protocol):
-    """The used methods of fsspec, which has no types."""
+    """The fsspec methods that are used here; fsspec has no types."""
 
     def info(self, path: str) -> dict[str, Any]: ...
     def glob(self, path: str) -> list[str]: ...

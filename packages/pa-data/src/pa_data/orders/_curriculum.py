@@ -33,9 +33,10 @@ class Curriculum(Order):
     derive from ``TableOrder``.
 
     The function must depend only on the epoch number, not on the progress of training, since it is called when a loader
-    is created, whenever an epoch is chosen, and again in a resumed run. It should be fast. Random numbers that it draws
-    from the global generators of Python, NumPy and torch depend on the seed and the epoch; the generators are restored
-    afterwards. A saved state identifies the function by its name and by its choice for the first epoch.
+    is created, whenever an epoch is chosen, and again in a resumed run. It should be fast. Random numbers that the
+    function draws from the global generators of Python, NumPy and torch depend on the seed and the epoch; the
+    generators are restored afterwards. A saved state identifies the function by its name and by its choice for the
+    first epoch.
 
     Args:
         choose: A function that takes an epoch number, from 0, and returns the samples to visit, as a tensor, an array

@@ -23,8 +23,8 @@ def order_of_dataset(dataset: object, order: object = None) -> Order | None:
         order: The order that a user has passed. The default, None, means the ``default_order`` of the dataset.
 
     Returns:
-        The order, or None if none was passed and the dataset has none; the loader then decides, for example by
-        ``shuffle``.
+        The order, or None if none was passed and the dataset has none; the loader then chooses the order, for example
+        according to ``shuffle``.
 
     Raises:
         TypeError: The passed value is not an order, for example a class or a sampler, or it has no name.

@@ -68,7 +68,7 @@ class TableOrder(Order):
 
         Returns:
             Integers from 0 to ``num_samples - 1`` in one dimension, as many as ``length_of_epoch`` returns: a tensor,
-            an array, a list or a range. A sample may be missing, or appear several times; it then gets different random
+            an array, a list or a range. A sample may be missing, or appear several times, with different random
             augmentation each time. For other values, the loader raises a ``TypeError``, or a ``DataError`` if they are
             out of range or their number is wrong.
 
