@@ -220,7 +220,7 @@ def _fill_page(app: Sphinx, name: str, source: list[str]) -> None:
 def _module_description(module: str) -> str:
     """What a module is for, without the list of modules at the end of a package's description."""
     text = inspect.getdoc(importlib.import_module(module)) or ""
-    return f".. py:module:: {module}\n\n{text.partition('Public are the names')[0].strip()}\n\n"
+    return f".. py:module:: {module}\n\n{text.partition('The public names are')[0].strip()}\n\n"
 
 
 def _add_members(app: Sphinx, kind: str, name: str, value: object, options: Options, lines: list[str]) -> None:

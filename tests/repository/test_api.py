@@ -35,7 +35,8 @@ def test_public_names_are_sorted_and_documented(name: str) -> None:
 @pytest.mark.parametrize("package", sorted({name.partition(".")[0] for name in MODULES} - {"pytorch_accelerated"}))
 def test_a_package_says_which_of_its_modules_are_public(package: str) -> None:
     """The docstring of the package names them all; pa-compat's are those of pytorch-accelerated."""
-    _, _, public = (importlib.import_module(package).__doc__ or "").partition("Public are the names in ``__all__`` of")
+    docstring = importlib.import_module(package).__doc__ or ""
+    _, _, public = docstring.partition("The public names are those in ``__all__`` of")
     assert re.findall(r"``([\w.]+)``", public) == [name for name in MODULES if name.partition(".")[0] == package]
 
 

@@ -1,6 +1,6 @@
 """Freezes, unfreezes and sets learning rates of the parts of a model, for transfer learning in any PyTorch loop.
 
-Public are the names in ``__all__`` of ``pa_finetuning``.
+The public names are those in ``__all__`` of ``pa_finetuning``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``check(trainer, ...)`` and ``plan(trainer, ...)`` take the arguments of ``train()``.
 
-Public are the names in ``__all__`` of ``pa_preflight``.
+The public names are those in ``__all__`` of ``pa_preflight``.
 """
 
 from __future__ import annotations

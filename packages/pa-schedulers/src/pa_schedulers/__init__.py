@@ -1,6 +1,6 @@
 """Schedulers for any field of an optimizer's parameter groups, stepped once after each optimizer update.
 
-Public are the names in ``__all__`` of ``pa_schedulers``.
+The public names are those in ``__all__`` of ``pa_schedulers``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In a program that was written for Determined, ``import pa_trial as pytorch`` takes the place of
 ``from determined import pytorch``.
 
-Public are the names in ``__all__`` of ``pa_trial`` and of ``pa_trial.samplers``.
+The public names are those in ``__all__`` of ``pa_trial`` and of ``pa_trial.samplers``.
 """
 
 from __future__ import annotations
