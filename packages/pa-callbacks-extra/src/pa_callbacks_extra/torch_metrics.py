@@ -106,6 +106,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         True
     """
 
+    only_observes = True
+
     def __init__(
         self,
         metrics: Metric | MetricCollection,

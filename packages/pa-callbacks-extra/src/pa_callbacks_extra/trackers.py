@@ -114,6 +114,8 @@ class TrackerCallback(LogMetricsCallback):
         1
     """
 
+    only_observes = True
+
     def __init__(
         self,
         trackers: str | Iterable[str],

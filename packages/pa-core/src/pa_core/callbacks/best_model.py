@@ -86,6 +86,7 @@ class SaveBestModelCallback(TrainerCallback):
     """
 
     joins_sanity_evaluation = False
+    only_observes = True
 
     def __init__(
         self,

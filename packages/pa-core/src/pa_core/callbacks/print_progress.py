@@ -402,10 +402,12 @@ class PrintProgressCallback(TrainerCallback):
 
     def _known_directions(self, trainer: AnyTrainer) -> dict[str, bool]:
         """Return whether a higher value is better, for metrics by name, from the callbacks or the argument."""
-        callbacks = trainer.callback_handler.callbacks
         # Most callbacks lack the attribute, and isinstance() takes some time with a protocol.
-        named = (callback for callback in callbacks if hasattr(callback, "watch_metric"))
-        judges = [callback for callback in named if isinstance(callback, JudgesMetric)]
+        judges = [
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if hasattr(callback, "watch_metric") and isinstance(callback, JudgesMetric)
+        ]
         # The first callback decides.
         return {**{judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}, **self.greater_is_better}
 
