@@ -338,7 +338,9 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Evaluate the average, and save it if it is the best so far; without evaluations, save it in any case.
+        """Evaluate the average, and save it if it is the best so far.
+
+        With ``evaluate_during_training=False``, it is not evaluated, and is saved after every epoch.
 
         Args:
             trainer: The trainer.

@@ -372,7 +372,7 @@ class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like Sys
     ``train()`` and the ``with`` block of a ``Run`` raise it if an accelerator runs out of memory after the trial
     updates that chose the batch size. Before they raise it, they write a note with half the batch size to the folder of
     ``SaveTrainingStateCallback``, and print a line to stderr. Without such a folder, torch's own memory error is raised
-    instead, with advice. Leave it uncaught, so that the script ends with status 75, and start the script again with
+    instead, with advice. Leave it uncaught, so that the script exits with status 75, and start the script again with
     ``resume_from``. The run then continues with smaller batches, but with the same updates.
 
     It derives from ``SystemExit``, so ``except Exception`` does not catch it. It has no arguments. Its ``__cause__`` is

@@ -471,7 +471,7 @@ class KeyedDataLoader(RequestedDataLoader[_SampleT_co]):
     def split(self) -> Split:
         """The split of the chosen epoch, a ``Split``; its step 0 is the first step after the chosen position.
 
-        Use it to find out which positions of the epoch a process takes in a step (``loader.split.piece(step, rank)``),
+        Use it to find out which positions in the epoch a process takes in a step (``loader.split.piece(step, rank)``),
         or how much a step counts in its update. It is an ``UpdateSplit`` or, for an order that makes the batches, a
         ``BatchSplit``; with ``split="eval"`` it is an ``EvalSplit``, or a ``BatchSplit`` with fixed batches. It changes
         when an epoch, a position or batch sizes are chosen.

@@ -153,7 +153,7 @@ class Split(Protocol):
         ...
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that a process takes in a step.
+        """Return the positions in the epoch that a process takes in a step.
 
         You call it to find out which samples form a batch. A position is the place of a sample in the order of the
         epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices. A loader
@@ -237,7 +237,7 @@ class Split(Protocol):
         updates or two batches. The result does not depend on the ``start`` of this split.
 
         Args:
-            position: A position of the epoch, from 0 to ``num_samples``.
+            position: A position in the epoch, from 0 to ``num_samples``.
 
         Returns:
             The position at which a resumed run can begin, at most ``position``.
@@ -420,7 +420,7 @@ class UpdateSplit:
         return len(self._positions(step))
 
     def piece(self, step: int, rank: int) -> range:
-        """Return the positions of the epoch that a process takes in a step.
+        """Return the positions in the epoch that a process takes in a step.
 
         You call it to find out which samples form a batch. A position is the place of a sample in the order of the
         epoch, from 0 to ``num_samples - 1``; ``EpochOrder.indices`` translates positions to dataset indices. A loader
@@ -527,7 +527,7 @@ class UpdateSplit:
         updates. Without ``fixed_batches``, it can resume anywhere.
 
         Args:
-            position: A position of the epoch, from 0 to ``num_samples``.
+            position: A position in the epoch, from 0 to ``num_samples``.
 
         Returns:
             The position itself or, with fixed batches, the beginning of its update.
@@ -844,7 +844,7 @@ class BatchSplit(_WithoutUpdates):
         You call it before you save or use a position, because a run can only resume between two batches.
 
         Args:
-            position: A position of the epoch, from 0 to ``num_samples``.
+            position: A position in the epoch, from 0 to ``num_samples``.
 
         Returns:
             The position at which a resumed run can begin, at most ``position``.

@@ -78,8 +78,8 @@ class ScriptState:
     stored either.
 
     Args:
-        roots: The searched objects by name; places begin with these names. Every change in the first object counts. In
-            the other objects, only changes to values that were present at the start count.
+        roots: The objects to search, by name; places begin with these names. Every change in the first object counts.
+            In the other objects, only changes to values that were present at the start count.
         loader: The training loader, or None, the default. It is not searched for state to store, because loaders save
             their own, but ``drawn`` reports about it.
         without: Objects that are not searched, because they are saved in another way, for example parameters and
@@ -134,10 +134,11 @@ class ScriptState:
         the creation of this object. The values are copied, so later changes do not affect the result.
 
         Args:
-            roots: The searched objects, under the names that were passed to the constructor.
+            roots: The objects to search, by the names under which they were passed to the constructor of
+                ``ScriptState``.
             loader: The training loader, as it was passed to the constructor. None by default.
             without: Objects that are not searched, as they were passed to the constructor. By default there are none.
-            saved: The states that some of the searched objects returned from ``state_dict``, by the names of the
+            saved: The states that some of these objects returned from ``state_dict``, by the names of the
                 objects. Attributes are left out if their names are in the state, since they are saved with it. By
                 default there are no states.
             accepts: A function that is called with the entry of a value, and returns whether your file format can hold
@@ -220,7 +221,8 @@ class ScriptState:
 
         Args:
             stored: The ``stored`` entries of ``ScriptChanges``, by place.
-            roots: The searched objects of this process, under the names that were passed to the constructor.
+            roots: The objects to search in this process, by the names under which they were passed to the
+                constructor of ``ScriptState``.
             loader: The training loader, as it was passed to the constructor. None by default.
             without: Objects that are not searched, as they were passed to the constructor. By default there are none.
 

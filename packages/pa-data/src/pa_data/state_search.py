@@ -135,8 +135,8 @@ def find_state(
         roots: The objects by name. An object that is a root has this name wherever it is found.
         without: Objects that are not searched.
         installed: Whether to search objects of installed packages. Modules, datasets, optimizers and schedulers are
-            searched in any case.
-        holders: Whether to yield the searched objects, too, each before its contents.
+            always searched.
+        holders: Whether to yield the objects in ``roots``, too, each before its contents.
 
     Example:
         >>> from types import SimpleNamespace

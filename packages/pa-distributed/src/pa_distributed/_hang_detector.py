@@ -63,7 +63,7 @@ class HangDetector:
 
     Without it, if a single rank skips a collective or fails in it, the run hangs until the backend times out, and no
     message says where each rank was. With it, each rank prints its stack, the last line names the position of each
-    rank, and all ranks end with status 1, so that a launcher can restart the run. For an exception on a single rank,
+    rank, and all ranks exit with status 1, so that a launcher can restart the run. For an exception on a single rank,
     use ``fail_fast`` as well.
 
     Create it after ``torch.distributed.init_process_group``, on every process, and put the loop into ``with
@@ -333,7 +333,7 @@ class _Heartbeat:
             self._end_with_others(OtherProcessError(reason), found_by=rank)
 
     def _end_with_others(self, reason: OtherProcessError, *, found_by: int) -> NoReturn:
-        """Print the stack of the run's thread, and the reason as the last line of one process; end with status 1."""
+        """Print the stack of the run's thread, and the reason as the last line of one process; exit with status 1."""
         # The process ends even if the rest hangs, for example on a full pipe.
         guard = threading.Timer(_SECONDS_TO_END, os._exit, [1])
         guard.daemon = True

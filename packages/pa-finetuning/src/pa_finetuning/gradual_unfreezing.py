@@ -55,7 +55,7 @@ class TrainerLike(Protocol):
         """The optimizer of the run, a ``torch.optim.Optimizer``; None if the run has no optimizer.
 
         Return the same optimizer as long as the run lasts. ``on_prepare_start`` adds the frozen parameters to it if
-        ``GradualUnfreezing`` was given ``learning_rates``. ``on_training_run_start`` then checks in any case that it
+        ``GradualUnfreezing`` was given ``learning_rates``. ``on_training_run_start`` always checks that it
         holds all parameters that the stages unfreeze, and raises a ``ValueError`` if not. With None, nothing is added,
         and the check fails.
 

@@ -80,7 +80,7 @@ class PyTorchTrialContext(TellsSettings, WrapsReducers):
             loaded.
         debug_enabled: Not used.
         run_settings: The remaining arguments of ``init``; None for its defaults.
-        device: The device of this process; None to choose it by ``num_gpus``.
+        device: The device of this process. By default, None, it depends on ``num_gpus``.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard, by default True.
 
     Attributes:

@@ -119,7 +119,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             and may end mid-epoch; it overrides ``num_epochs``.
         per_device_batch_size: The number of samples in a batch of one process; the default, 8, fits on almost any
             device. Leave it out if you pass a ``DataLoader``, which has its own. With ``samples_per_update``, "fit"
-            starts with the largest possible batches; if a batch does not fit into memory, the run ends with status 75,
+            starts with the largest possible batches; if a batch does not fit into memory, the run exits with status 75,
             and the next start resumes with smaller batches.
         gradient_accumulation_steps: The number of batches of one process in an update; the default is 1. The last
             update of an epoch may have fewer batches.

@@ -43,7 +43,7 @@ _collectives: Any = dist
 
 
 def num_processes() -> int:
-    """Return the number of processes of the run on all machines; 1 without a launcher.
+    """Return the total number of processes of the run across all machines; 1 without a launcher.
 
     Use it in code without a trainer; ``trainer.num_processes`` is the same number. If no trainer has been created yet,
     call ``connect()`` on every process first: until the processes are connected, the result is 1. This function does

@@ -292,7 +292,7 @@ class RankSync:
         return all_missing
 
     def raise_non_finite_loss(self) -> None:
-        """Raise the error that ended the run if a loss was not finite, and drop it in any case.
+        """Raise the error that ended the run if a loss was not finite, and always drop it.
 
         Its traceback refers to the batch and the graph of the last step, which would stay in memory.
 

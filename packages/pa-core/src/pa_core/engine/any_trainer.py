@@ -508,7 +508,7 @@ class AnyTrainer(ABC):
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that train together, on all machines; 1 without a launcher.
+        """The total number of processes that train together, across all machines; 1 without a launcher.
 
         It does not change after the construction of the trainer. Multiply the batch size of one process by it to get
         the number of samples on all processes.

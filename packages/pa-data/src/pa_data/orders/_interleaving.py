@@ -1,4 +1,4 @@
-"""The source at each position of an epoch: a fixed number of samples of each source, spread evenly and at random."""
+"""The source at each position in an epoch: a fixed number of samples of each source, spread evenly and at random."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Interleaving:
         self._phases = (phases >> 1 & (1 << 62) - 1) % self._num_stretches
 
     def stretch_at(self, position: int) -> Stretch:
-        """Return the stretch that contains a position of the epoch."""
+        """Return the stretch that contains a position in the epoch."""
         number = position * self._num_stretches // self._num_positions
         while int(self._taken_before(number).sum()) > position:
             number -= 1
