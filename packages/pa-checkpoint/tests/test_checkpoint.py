@@ -662,25 +662,24 @@ assert peak() - before < 160 + 30
     assert launch(script, str(tmp_path / "state"), fresh=True).status == 0  # its memory is its own
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda url: pa_checkpoint.save(url, {"step": 1}),
-        load,
-        verify,
-        FolderLock,
-        lambda url: atomic_write(url, lambda file: file.write(b"")),
-        lambda url: Writer().save(url, {"step": 1}),
-    ],
-    ids=["save", "load", "verify", "FolderLock", "atomic_write", "Writer"],
-)
+USES: dict[str, Callable[[str | Path], object]] = {
+    "save": lambda url: pa_checkpoint.save(url, {"step": 1}),
+    "load": load,
+    "verify": verify,
+    "FolderLock": FolderLock,
+    "atomic_write": lambda url: atomic_write(url, lambda file: file.write(b"")),
+    "Writer": lambda url: Writer().save(url, {"step": 1}),
+}
+
+
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("url", ["s3://me:secret@bucket/step_1", Path("gs://bucket/step_1")], ids=str)
 def test_a_url_is_not_taken_for_a_path(
-    use: Callable[[str | Path], object], url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: str, url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a folder called `s3:` would keep what its user believes to be in a store."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="not in an object store") as raised:
-        use(url)
+        USES[use](url)
     assert "secret" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

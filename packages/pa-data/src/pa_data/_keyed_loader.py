@@ -133,7 +133,7 @@ def _check_options(rank: int, num_processes: int, options: LoadingOptions, in_or
 def _refusal_of_option(name: str) -> str:
     if name in ("sampler", "batch_sampler"):
         return f"A keyed loader takes no {name}: its order says which samples come."
-    known = [*KeyedDataLoader.__init__.__annotations__, *LoadingOptions.__annotations__]
+    known = [*cast("Any", KeyedDataLoader).__init__.__annotations__, *LoadingOptions.__annotations__]
     near = get_close_matches(name, [option for option in known if option not in ("dataset", "options", "return")], n=1)
     return f"KeyedDataLoader has no option {name}.{f' The nearest name is {near[0]}.' if near else ''}"
 

@@ -108,7 +108,7 @@ def may_request(callback: Any, event: str, base: type) -> bool:
         event: The name of the event.
         base: ``TrainerCallback``.
     """
-    observes = callback.only_observes and "only_observes" in vars(type(callback)) and event not in vars(callback)
+    observes = callback.only_observes and "only_observes" in type(callback).__dict__ and event not in vars(callback)
     return not observes and implements(callback, event, base)
 
 
