@@ -130,6 +130,7 @@ CHECKS = {
     "typed_wheels": Check("Types that users see.", f"{PYTEST} tests/typing", env=CPU | BUILT),
     "peer_libraries": Check("Libraries to compare with ours: installs them.", "python -c pass", "peers", "", ()),
     "benchmark": Check("The cost of training.", "python -m benchmarks", env=PEERS),
+    "regressions": Check("No slower than HEAD~1, or `-- COMMIT`.", "python -m benchmarks.regressions"),
     "peers": Check(
         "Comparisons with other libraries.", f"{PYTEST} tests/peers", needs="wheels peer_libraries", env=CPU | PEERS
     ),

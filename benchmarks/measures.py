@@ -82,7 +82,12 @@ def update(make_task: MakeTask, loop: Loop) -> float:
     return seen.seconds / seen.updates * 1e6
 
 
-def edge(make_task: MakeTask, loop: Loop) -> float:
+def edge(
+    make_task: MakeTask,
+    loop: Loop,
+    clock: Callable[[], float] = time.perf_counter,
+    summary: Callable[[Sequence[float]], float] = statistics.median,
+) -> float:
     """Microseconds from the end of the last update of an epoch to the first call of the model in the next one."""
     loop.train(make_task(), 1)
     task = replace(make_task(), num_epochs=100)
@@ -90,16 +95,16 @@ def edge(make_task: MakeTask, loop: Loop) -> float:
     updated: list[float] = []
 
     def begin(*_: object) -> None:
-        begun.append(time.perf_counter())
+        begun.append(clock())
 
     def end(*_: object) -> None:
-        updated.append(time.perf_counter())
+        updated.append(clock())
 
     task.model.register_forward_pre_hook(begin)
     task.optimizer.register_step_post_hook(end)
     loop.train(task, task.num_epochs)
     firsts = range(steps_of_epoch(task), len(begun), steps_of_epoch(task))
-    return statistics.median(begun[first] - updated[first - 1] for first in firsts) * 1e6
+    return summary([begun[first] - updated[first - 1] for first in firsts]) * 1e6
 
 
 def memory(make_task: MakeTask, loop: Loop) -> float:
