@@ -16,7 +16,7 @@ class WSDCheckpointCallback(TrainerCallback):
     """Saves a run with a ``WSDLrScheduler`` before and after each decay.
 
     Pass this callback to a trainer in ``callbacks``, and pass ``WSDLrScheduler.create_scheduler_fn()`` to ``train``.
-    Use the callback if you may want to train for longer later. A run that continues from the state before a decay
+    Use the callback if you might later want to train for longer. A run that continues from the state before a decay
     trains at the full rate, as if there had been no decay. ``save_dir`` then contains the following, named after the
     number of updates:
 

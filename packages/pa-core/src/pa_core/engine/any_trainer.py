@@ -1003,7 +1003,7 @@ class AnyTrainer(ABC):
         return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers of the run by name: "optimizer", and the optimizers of added modules.
+        """Return the optimizers of the run by name: the trainer's own as "optimizer", and those of added modules.
 
         You call it in callbacks that read or change learning rates. The optimizer of an added module has the name of
         the module. Training states use the same names.
@@ -1474,7 +1474,7 @@ class AnyTrainer(ABC):
         The file is ``model.safetensors``, whose keys are the names in ``get_model().state_dict()``.
 
         Args:
-            save_directory: The folder of the files, created if it is missing.
+            save_directory: The folder for the files, which is created if it is missing.
             max_shard_size: The largest size of a file, as a number of bytes or a string. The default, ``"5GB"``, is
                 accepted by model hubs. Larger weights are split into several files, with an index next to them.
             trainable_only: Whether frozen parameters are left out. Buffers are always included, because training may
