@@ -176,7 +176,8 @@ def _other_parameters(given: str, expected: str) -> CheckpointError:
         "The optimizer has other parameters than the saved optimizer.",
         given=f"an optimizer with {given}",
         expected=expected,
-        do="Create the optimizer like the saved run, in the same order, or begin a new run.",
+        do="Create the optimizer like the saved run, in the same order. Or resume without the optimizer's statistics: "
+        'pass resume_allow=("optimizer",) to train() or Run.',
     )
 
 
