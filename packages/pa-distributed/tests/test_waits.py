@@ -38,9 +38,9 @@ EVALUATES = EXCHANGES._replace(place="in an evaluation")
         (LOOKS_AGAIN, COMPUTES, 10.0, None),
         (STANDS, EXCHANGES, 10.0, None),  # the other one says so
         # which may not
-        (EXCHANGES, Sign(run=1), 60.0, "all decide it together"),
-        (EXCHANGES, Sign(run=2, place="at the start of the run"), 60.0, "all decide it together"),
-        (EXCHANGES, Sign(run=0, has_ended=True), 60.0, "all decide it together"),
+        (EXCHANGES, Sign(run=1), 60.0, "all of them decide together"),
+        (EXCHANGES, Sign(run=2, place="at the start of the run"), 60.0, "all of them decide together"),
+        (EXCHANGES, Sign(run=0, has_ended=True), 60.0, "all of them decide together"),
         (EXCHANGES, EVALUATES, 10.0, "only some of the processes"),
         (EXCHANGES, COMPUTES, 10.0, "raise max_wait_seconds"),
         # which the accelerator of this one waits for

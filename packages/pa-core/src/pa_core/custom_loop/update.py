@@ -170,8 +170,8 @@ class Update(AnyUpdate, Generic[BatchT]):
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is not a single
                 number with a graph.
-            BatchOutputError: ``num_items`` is not a whole number, is given in some calls of a run but not in others, or
-                differs between two backward passes over the same batch.
+            BatchOutputError: ``num_items`` is not a whole number, is only given in some calls, or differs between two
+                backward passes over the same batch.
 
         Example:
             >>> import torch

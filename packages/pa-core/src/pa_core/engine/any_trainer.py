@@ -1003,7 +1003,7 @@ class AnyTrainer(ABC):
         return self._setup.added.untrained(self.optimizer)
 
     def named_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers of the run by name: the trainer's own as "optimizer", and those of added modules.
+        """Return the optimizers of the run by name: its first as "optimizer", and the optimizers of added modules.
 
         You call it in callbacks that read or change learning rates. The optimizer of an added module has the name of
         the module. Training states use the same names.
