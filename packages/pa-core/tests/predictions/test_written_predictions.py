@@ -478,6 +478,7 @@ def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_p
     [
         ({"write": "p.txt"}, "pass a function"),
         ({"write": "s3://bucket/p.csv"}, "send it to the store"),
+        ({"write": Path("s3://bucket/p.csv")}, "not to .s3://bucket/p.csv."),
         ({"write": "."}, "Add a file name"),
         ({"write": 3}, "Pass a path"),
         ({"write": "p.csv", "samples_per_piece": 0}, "samples_per_piece must be"),

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from pa_data.rng import extend_key, is_numpy_random_imported, numpy_random
+from pa_data.rng import extend_key, is_numpy_random_imported, numpy_random, numpy_seed
 
 __all__ = ["SampleSeeds"]
 
@@ -90,7 +90,7 @@ class _OfNumPy:
     def seed(self, seed: int) -> None:
         self._seed = None
         if is_numpy_random_imported():
-            self._seed = seed >> 32
+            self._seed = numpy_seed(seed)
             numpy_random().seed(self._seed)
 
     def has_moved(self) -> bool:

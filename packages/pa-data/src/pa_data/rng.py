@@ -148,14 +148,22 @@ def seed_rng(key: int, *more: int, device: torch.device | None = None) -> None:
     random.seed(key)
     # torch.manual_seed goes through every device and costs a hundred times as much.
     torch.default_generator.manual_seed(key)
-    # Numpy and torch expand 32 bits into the same Mersenne twister; torch takes the key's lower half.
-    numpy_random().seed(key >> 32)
+    numpy_random().seed(numpy_seed(key))
     if device is not None and device.type != "cpu":
         module = torch.get_device_module(device)
         index = cast("int | None", device.index)
         # Not every kind of accelerator can have several devices.
         with module.device(index) if index is not None and hasattr(module, "device") else nullcontext():
             module.manual_seed(key)
+
+
+def numpy_seed(key: int) -> int:
+    """Return the seed of NumPy's generator for a key.
+
+    NumPy and torch expand 32 bits into the same Mersenne twister. Torch takes the key's lower half, so NumPy gets the
+    upper half.
+    """
+    return key >> 32
 
 
 @contextmanager

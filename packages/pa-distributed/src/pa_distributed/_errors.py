@@ -95,7 +95,8 @@ def without_secrets(text: str, url: str = "") -> str:
         >>> without_secrets("403: the key 1f3a is too old", "https://host/a.tar?signature=1f3a")
         '403: the key *** is too old'
     """
-    text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    if "://" in text:
+        text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
     for secret in sorted(_secrets_in(url) if url else (), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from pa_core.checkpoints.checkpoint import read_checkpoint
+from pa_core.checkpoints.checkpoint import as_url, read_checkpoint
 from pa_core.distributed.collectives import raise_on_all
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.engine.best_metric import (
@@ -20,7 +20,6 @@ from pa_core.engine.best_metric import (
     watched_value,
 )
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.training_state.downloaded_states import url_of
 
 
 class SaveBestModelCallback(TrainerCallback):
@@ -318,7 +317,7 @@ class SaveBestModelCallback(TrainerCallback):
         if trainer.is_local_main_process and not trainer.was_complete:
             path = self.path.resolve()
             try:
-                if url_of(self.save_path) is not None:
+                if as_url(self.save_path) is not None:
                     raise OSError("it is a URL, and models are saved to a file on this machine")
                 if path.exists() and not path.is_file():
                     raise OSError(f"it is a {'folder' if path.is_dir() else 'device or pipe'}")

@@ -40,6 +40,7 @@ LOSS_FUNC = "loss_func"
 
 _P = ParamSpec("_P")
 
+_URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/")
 _PLACE_OF_FLAG = 4
 
 
@@ -259,6 +260,19 @@ def apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
     return modules.pop(next(iter(modules))), modules
 
 
+def as_url(place: str | Path) -> str | None:
+    """Return the URL of a place in an object store, with the slash that a ``Path`` removes; None for a local path.
+
+    Example:
+        >>> as_url("s3://bucket/model"), as_url(Path("s3://bucket/model")), as_url("model")
+        ('s3://bucket/model', 's3://bucket/model', None)
+    """
+    text = str(place)
+    if "://" in text:
+        return text
+    return text.replace(":/", "://", 1) if _URL_AS_PATH.match(text) and not Path(place).drive else None
+
+
 def save_safetensors(
     accelerator: _accelerate.AcceleratorLike,
     model: nn.Module,
@@ -281,8 +295,13 @@ def save_safetensors(
         trainable_only: Whether frozen parameters are left out.
 
     Raises:
-        ConfigurationError: The target is a file, or the model has no trainable parameters.
+        ConfigurationError: The target is a file or a URL, or the model has no trainable parameters.
     """
+    if as_url(directory) is not None:
+        raise ConfigurationError(
+            "Weights are written to a folder on the disk, not in an object store. Pass a local path as save_directory, "
+            "and send the files to the store afterwards."
+        )
     export = WeightExport(model, max_shard_size, trainable_only=trainable_only)
     with gathering(export.tensors()) as whole:
         if accelerator.is_main_process:
@@ -293,11 +312,6 @@ def save_safetensors(
 @contextmanager
 def _replacing_weights(target: Path) -> Generator[Path]:
     """Yield a folder whose files replace the weights in the target when the context ends without an error."""
-    if re.match(r"[A-Za-z][\w+.-]+:/", str(target)) and not target.drive:
-        raise ConfigurationError(
-            "Weights are written to a folder on the disk, not in an object store. Pass a local path as save_directory, "
-            "and send the files to the store afterwards."
-        )
     if target.exists() and not target.is_dir():
         raise ConfigurationError(
             f"save_directory={str(target)!r} is a file. Pass a folder, for example {str(target.parent)!r}, or call "

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Literal, cast
 from torch import Tensor
 
 from pa_checkpoint import atomic_write
+from pa_core.checkpoints.checkpoint import as_url
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.columns import Column, Ids, columns_of
 from pa_core.predictions.parquet import join_tables, require_pyarrow, write_table
@@ -278,10 +279,10 @@ class ResumableWriter:
 
 
 def _checked(path: str | Path) -> Path:
-    if isinstance(path, str) and "://" in path:
+    if (url := as_url(path)) is not None:
         raise ConfigurationError(
             "Predictions are written to a file on this machine, or on a disk that all machines share, not to "
-            f"{path!r}. Write a local file, and send it to the store afterwards."
+            f"{url!r}. Write a local file, and send it to the store afterwards."
         )
     path = Path(path).absolute()
     if path.exists() and not path.is_file():

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder
 from pa_core import _accelerate, distributed
+from pa_core.checkpoints.checkpoint import as_url
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
 from pa_distributed import run_while_others_wait
@@ -21,7 +22,6 @@ from pa_distributed import run_while_others_wait
 _SkippedT = TypeVar("_SkippedT")
 
 _URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
-_URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
 
 
 @runtime_checkable
@@ -46,11 +46,8 @@ def url_of(place: str | Path) -> str | None:
     """
     if isinstance(place, str):
         return place.rstrip("/") if _URL.fullmatch(place) else None
-    if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
-        raise ConfigurationError(
-            "A URL was converted to a Path, which removes a slash. Pass it as a string: "
-            f"{str(place).replace(':/', '://', 1)!r}."
-        )
+    if (url := as_url(place)) is not None:
+        raise ConfigurationError(f"A URL was converted to a Path, which removes a slash. Pass it as a string: {url!r}.")
     return None
 
 
