@@ -93,8 +93,9 @@ BUILT, SITE = {"TYPED_WHEELS": str(ROOT / WHEELS)}, {"BUILT_SITE": str(ROOT / OU
 CELLS = {"one_process": (1, CPU), "two_ranks": (2, CPU), "bf16": (1, CPU | BF16), "two_ranks_bf16": (2, CPU | BF16)}
 """Ways to run tests: the number of ranks, and variables. `tests/cells.py` makes every run prove its cell."""
 SHORT_MATRIX = [*((name, "one_process") for name in PROJECTS), *(("together", cell) for cell in list(CELLS)[:3])]
-CELLS_ALONE = {"pa-checkpoint": 2, "pa-distributed": 2, "pa-data": 1, "pa-finetuning": 1}
-"""The number of cells: precision has no effect on these without pa-core, and the last two do not communicate."""
+CELLS_ALONE = {"pa-checkpoint": 2, "pa-distributed": 2, "pa-data": 1, "pa-finetuning": 1, "pa-ray": 1}
+"""The number of cells: precision has no effect on the first four without pa-core, pa-data and pa-finetuning do not
+communicate, and Ray starts the processes of pa-ray itself, in the session `ray`."""
 FULL_MATRIX = [(name, cell) for name in OURS for cell in list(CELLS)[: CELLS_ALONE.get(name)]]
 
 
@@ -130,6 +131,7 @@ CHECKS = {
     "typed_wheels": Check("Types that users see.", f"{PYTEST} tests/typing", env=CPU | BUILT),
     "peer_libraries": Check("Libraries to compare with ours: installs them.", "python -c pass", "peers", "", ()),
     "benchmark": Check("The cost of training.", "python -m benchmarks", env=PEERS),
+    "growth": Check("How the cost grows with the size of a run, as root.", "python -m benchmarks.growth", env={}),
     "regressions": Check("No slower than HEAD~1, or `-- COMMIT`.", "python -m benchmarks.regressions"),
     "peers": Check(
         "Comparisons with other libraries.", f"{PYTEST} tests/peers", needs="wheels peer_libraries", env=CPU | PEERS
@@ -146,6 +148,7 @@ CHECKS = {
     "store_kills": Check("500 killed saves.", "python packages/pa-checkpoint/tests/kills_during_saving.py"),
     "several_machines": Check("Two network namespaces.", f"{PYTEST} tests/several_machines --whole-proof", env={}),
     "slurm": Check("A job on Slurm, as root.", f"{PYTEST} tests/slurm --whole-proof", env={}),
+    "ray": Check("Runs on Ray, with killed workers.", f"{PYTEST} tests/on_ray --whole-proof", ours=["pa-ray"]),
     "elastic": Check("A killed sharded run, on changing numbers of processes.", ELASTIC),
     "killed_files": Check("Killed runs on sharded files.", f"{PYTEST} {CORE}/files --whole-proof -m whole_proof"),
     "limited_memory": Check("Sharding saves memory.", f"{PYTEST} {CORE}/sharding/test_limited_memory.py --whole-proof"),
@@ -226,7 +229,9 @@ def newest(session: nox.Session, cell: str) -> None:
 def floors(session: nox.Session) -> None:
     """Test everything on one process with the oldest declared versions of all dependencies except torch."""
     lines = "\n".join(itertools.chain(*map(declared, PROJECTS)))
-    floor = dict(re.findall(r"^([\w.-]+)>=([\w.]+)", lines, re.MULTILINE))
+    declared_floors: list[tuple[str, str]] = re.findall(r"^([\w.-]+)>=([\w.]+)", lines, re.MULTILINE)
+    # An extra may need a newer version than a distribution.
+    floor = dict(sorted(declared_floors, key=lambda line: [int(part) for part in line[1].split(".")]))
     oldest = sorted(f"{name}=={version}" for name, version in floor.items() if name not in {"torch", *PROJECTS})
     install(session, *oldest, ours=PROJECTS)
     run_tests(session, "together", "one_process", f"--versions={','.join(oldest)}", "--more-cases", folders=TESTS)

@@ -11,21 +11,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from benchmarks.comparisons import COMPARISONS, Comparison
 from benchmarks.processes import Figures, measure
-from benchmarks.report import HEADER, TABLES, Row, as_page, failed, heading, rows
+from benchmarks.report import HEADER, TABLES, Row, as_page, failed, heading, peers_of, rows
 
 __all__ = ["main"]
 
-PEERS: tuple[str, ...] = ("pytorch_accelerated", "lightning", "ignite", "transformers")
-"""Other trainers, by the names of their files in `loops`."""
+PEERS: Mapping[str, str] = {
+    "pytorch_accelerated": "pytorch-accelerated",
+    "lightning": "lightning",
+    "fabric": "lightning",
+    "ignite": "pytorch-ignite",
+    "transformers": "transformers",
+    "torchtnt": "torchtnt",
+}
+"""The distributions of other trainers, by the names of their files in `loops`."""
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -47,11 +55,14 @@ def main(command_line: Sequence[str] | None = None) -> int:
             "the table is of another machine or of other versions than this, so that no part of it can be written:\n"
             f"{before.splitlines()[0]}\n{heading(options.device)}\nLeave the words out to measure all of it"
         )
-    if options.rounds < 1:
-        parser.error(f"--rounds {options.rounds}: each variant needs at least one turn")
     python = os.environ.get("PEERS_PYTHON", "")
     if options.peers and not Path(python).is_file():
         parser.error(f"no interpreter at PEERS_PYTHON={python!r}: nox -s peer_libraries installs the other trainers")
+    versions = versions_of_peers(python) if options.peers else peers_of(before)
+    if before and peers_of(before) not in {"", versions}:
+        parser.error(f"the table is of other trainers than these: {peers_of(before)}\n{versions}")
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: each variant needs at least one turn")
     of_device = [comparison for comparison in COMPARISONS if comparison.device == options.device]
     chosen = [
         comparison
@@ -63,14 +74,14 @@ def main(command_line: Sequence[str] | None = None) -> int:
         parser.error(f"none of {options.words} is in the name of a comparison. There are:\n  {names}")
     if options.device == "cuda" and not options.dry_run and not has_cuda():
         parser.error("there is no CUDA device here. --dry-run tries everything out with the smallest sizes")
-    peers = dict.fromkeys(PEERS, python) if options.peers else {}
+    peers = dict.fromkeys(PEERS, python) if options.peers else dict[str, str]()
     measuring = Measuring(options.rounds, peers, options.dry_run, time.monotonic() + options.seconds)
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
     print_row(HEADER)
     for _, group in groupby(chosen, Comparison.processes):
         measuring.measure(list(group))
-        written = as_page(options.device, measuring.measured, before)
+        written = as_page(options.device, measuring.measured, before, versions)
         (folder / f"{options.device}.md").write_text(written, "utf-8")
         (folder / f"{options.device}.json").write_text(json.dumps(measuring.figures, indent=1) + "\n", "utf-8")
         if options.write:
@@ -83,6 +94,13 @@ def has_cuda() -> bool:
     import torch  # for which others do not wait
 
     return torch.cuda.is_available()
+
+
+def versions_of_peers(python: str) -> str:
+    """The versions of the other trainers that an interpreter has."""
+    names = list(dict.fromkeys(PEERS.values()))
+    program = f"from importlib.metadata import version\nprint(', '.join(f'{{n}} {{version(n)}}' for n in {names}))"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @dataclass

@@ -152,6 +152,13 @@ ON_THE_CPU = (
     _difference(
         "the first trainer, after importing pa_core", "starts", ("accelerate", "trainer"), "ms", 20, separately=True
     ),
+    _difference(
+        "from a kill to the first new update, after importing torch",
+        "resumes",
+        ("by_hand", "an_update", "ours"),
+        "ms",
+        separately=True,
+    ),
     _of_averages("ResNet-18"),
     _of_averages("ResNet-50"),
     Comparison("training waits for a state of 200 MB", "saving frozen 200", SAVES, "ms", 0.25, figure="waits"),
@@ -212,6 +219,13 @@ ON_THE_CPU = (
     Comparison("a recorded metric, of a million", "scale metrics", FIRST_AND_LAST, "us", 1.05),
     Comparison(
         "an update, with callbacks that implement no event", "scale callbacks", ("none", "a_thousand"), "us", 1.05
+    ),
+    _difference(
+        "processor time of asking after an update whether the run has to end",
+        "notices",
+        ("without", "a_notice", "a_deadline", "both"),
+        "us",
+        1,
     ),
     Comparison("the start of an epoch, samples", "scale start_of_epoch", FEW_AND_MANY, "ms", 10),
     _difference(

@@ -21,6 +21,8 @@ __all__ = [
     "ON_THE_CPU",
     "ROOT",
     "Figures",
+    "environment_of",
+    "figures_in",
     "in_turn",
     "is_first_process",
     "measure",
@@ -124,7 +126,7 @@ def measure(
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=_environment(comparison, is_dry=is_dry),
+        env=environment_of(comparison, python, is_dry=is_dry),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -138,19 +140,29 @@ def measure(
         finally:
             with contextlib.suppress(ProcessLookupError):  # also what it left running
                 os.killpg(process.pid, signal.SIGKILL)
-    published = [json.loads(line.removeprefix(BEGINNING)) for line in output.splitlines() if line.startswith(BEGINNING)]
-    if process.returncode != 0 or not published:
+    figures = figures_in(output)
+    if process.returncode != 0 or not figures:
         message = f"{named} ended with status {process.returncode}:\n{output}\n{errors}"
         raise RuntimeError(message)
-    figures: Figures = {figure: of_figure for line in published for figure, of_figure in line.items()}
     if any(math.isnan(figure) for of_figure in figures.values() for figure in of_figure.values()):
         print(errors, file=sys.stderr)
     return figures
 
 
-def _environment(comparison: Comparison, *, is_dry: bool) -> dict[str, str]:
-    """That of this process, without the settings of a launcher, and on the CPU with one thread."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+def figures_in(output: str) -> Figures:
+    """What a process published in its output."""
+    published = [json.loads(line.removeprefix(BEGINNING)) for line in output.splitlines() if line.startswith(BEGINNING)]
+    return {figure: of_figure for line in published for figure, of_figure in line.items()}
+
+
+def environment_of(comparison: Comparison, python: str, *, is_dry: bool) -> dict[str, str]:
+    """That of this process, without the settings of a launcher, and on the CPU with one thread.
+
+    Another interpreter imports what it has installed itself, and none of our sources, one of which is called like the
+    original: pytorch_accelerated.
+    """
+    left_out = ("ACCELERATE_",) if python == sys.executable else ("ACCELERATE_", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {
         **inherited,
         "PYTHONWARNINGS": "ignore",

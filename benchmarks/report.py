@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import math
 import platform
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from typing import Any
 from benchmarks.comparisons import COMPARISONS, Comparison, Device
 from benchmarks.processes import ROOT
 
-__all__ = ["HEADER", "TABLES", "Row", "as_page", "failed", "heading", "machine", "rows", "table"]
+__all__ = ["HEADER", "TABLES", "Row", "as_page", "failed", "heading", "machine", "peers_of", "rows", "table"]
 
 HEADER = ("measured", "variant", "median", "least to most", "compared", "least to most", "promised")
 COLUMNS = (*HEADER, "rounds, day")
+OTHER_TRAINERS = "Other trainers: "
 PAGES = ROOT / "docs" / "maintainers"
 TABLES: dict[Device, Path] = {"cpu": PAGES / "cost-figures.md", "cuda": PAGES / "gpu-figures.md"}
 COMMANDS: dict[Device, str] = {
@@ -127,13 +129,22 @@ def _devices() -> str:
     return f"{names}, CUDA {torch.version.cuda}, cuDNN {cudnn.version()}"
 
 
-def as_page(device: Device, measured: Mapping[str, tuple[int, Sequence[Row]]], before: str = "") -> str:
+def peers_of(page: str) -> str:
+    """The versions of other trainers that a page states, if any."""
+    found = re.search(rf"^{OTHER_TRAINERS}(.*)\.$", page, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def as_page(
+    device: Device, measured: Mapping[str, tuple[int, Sequence[Row]]], before: str = "", peers: str = ""
+) -> str:
     """The table in Markdown.
 
     Args:
         device: What has computed.
         measured: By the name of the comparison, how often each variant had its turn, and the rows.
         before: The page with the rows of other comparisons, which are kept.
+        peers: The versions of other trainers that were measured too.
     """
     lines = [line for line in before.splitlines() if line.startswith("| ")][1:]
     of_comparison = {name: list(rows) for name, rows in groupby(lines, lambda line: line.split(" | ")[0][2:])}
@@ -142,7 +153,8 @@ def as_page(device: Device, measured: Mapping[str, tuple[int, Sequence[Row]]], b
         cells = [(*row.cells, f"{rounds}, {today}") for row in rows_of_comparison]
         of_comparison[name] = table(COLUMNS, cells)[2:]
     ordered = [line for comparison in COMPARISONS for line in of_comparison.get(comparison.name, ())]
-    return "\n".join([heading(device), "", *table(COLUMNS, []), *ordered]) + "\n"
+    others = [f"{OTHER_TRAINERS}{peers}."] if peers else []
+    return "\n".join([heading(device), *others, "", *table(COLUMNS, []), *ordered]) + "\n"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--installed", help="those of our distributions that must be installed, no others: A,B")
     parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
     parser.addoption("--more-cases", action="store_true", help="run what is marked more_cases too")
+    parser.addoption("--crash-seed", type=int, default=0, help="draw other cases of runs that are told to leave")
     parser.addoption("--whole-proof", action="store_true", help="run what is marked whole_proof too, for some minutes")
 
 

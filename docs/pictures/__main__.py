@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.pictures import bars, diagrams, loop
+from docs.pictures import bars, diagrams, growth, loop
 from docs.pictures.drawing import Picture
 
 __all__ = ["DRAWN", "draw_all"]
@@ -14,7 +14,7 @@ DRAWN = Path(__file__).with_name("drawn")
 
 def draw_all(folder: Path) -> None:
     """Write a file for each function `draw_NAME`."""
-    for name, draw in {**vars(bars), **vars(diagrams), **vars(loop)}.items():
+    for name, draw in {**vars(bars), **vars(diagrams), **vars(growth), **vars(loop)}.items():
         if name.startswith("draw_"):
             picture = Picture()
             draw(picture)

@@ -16,7 +16,9 @@ TRAINERS = {
     "ours": "Trainer of pa-core",
     "by hand": "plain PyTorch",
     "by accelerate": "accelerate",
+    "fabric": "Lightning Fabric",
     "ignite": "Ignite",
+    "torchtnt": "TorchTNT",
     "transformers": "transformers",
     "pytorch accelerated": "pytorch-accelerated",
     "lightning": "Lightning",
@@ -36,9 +38,10 @@ def cells(page: str) -> list[list[str]]:
 def draw_cost(picture: Picture) -> None:
     """A bar for each trainer in each task: the median of the rounds, and their range as a line."""
     rows, y = {(row[0], row[1]): row for row in cells("cost-figures.md")}, 18
+    trainers = {variant: name for variant, name in TRAINERS.items() if (f"a step, {TASKS[0]}", variant) in rows}
     for task in TASKS:
         picture.text(8, y, task.capitalize(), "bold")
-        for variant, name in TRAINERS.items():
+        for variant, name in trainers.items():
             row, kind = rows[f"a step, {task}", variant], "one solid" if variant == "ours" else "faint"
             median, least, most = map(float, (row[4], *row[5].split(" to ")))
             y += 19
@@ -46,7 +49,7 @@ def draw_cost(picture: Picture) -> None:
             picture.box(136, y - 7, 50 * median, 13, kind)
             picture.line((136 + 50 * least, y), (136 + 50 * most, y), kind="ink")
             picture.text(142 + 50 * max(median, most), y + 4, f"{median:.2f}", "bold" if variant == "ours" else "")
-        picture.line((186, y - 128), (186, y + 8), kind="dotted ink")
+        picture.line((186, y - 19 * len(trainers) + 5), (186, y + 8), kind="dotted ink")
         y += 36
     picture.text(8, y - 6, "Time of a step, relative to plain PyTorch: the median", "faint")
     picture.text(8, y + 10, "of several rounds and their range, on two CPU cores.", "faint")

@@ -24,8 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the figures: those of the trainer's loop, and of each loop of a script's own."""
     tally = config.stash[TALLY]
-    if tally.hits:
+    if tally.hits or tally.left:
         terminalreporter.section("crashes")
+    if tally.left:
+        terminalreporter.write_line(tally.describe_left())
     for loop in (None, *LOOPS, TRIAL):
         if tally.of(loop).hits:
             name = {None: "The trainer's loop", TRIAL: "A trial"}.get(loop, f"A loop of one's own, {loop}")

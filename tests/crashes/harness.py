@@ -37,10 +37,19 @@ class Tally:
     Attributes:
         hits: The attempts that were hit, and how the script was called.
         compared: How the script was called for each run that was compared with an uninterrupted one.
+        left: What told each small run to leave, and whether it was told before its end; all of them did as promised.
     """
 
     hits: list[tuple[Configuration, Ended]] = field(default_factory=list[tuple[Configuration, Ended]])
     compared: list[Configuration] = field(default_factory=list[Configuration])
+    left: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+
+    def describe_left(self) -> str:
+        """Return how many runs that were told to leave have kept their promise, by what told them."""
+        kinds = Counter(kind for kind, _ in self.left)
+        of_each = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items()))
+        in_time = sum(is_told for _, is_told in self.left)
+        return f"{len(self.left)} runs that were told to leave held ({of_each}), {in_time} of them before their end."
 
     def of(self, *loops: str | None) -> Tally:
         """Return the part of the runs with one of these loops; None is that of the trainer."""

@@ -33,6 +33,7 @@ from pa_core import (
 from pa_schedulers import CosineLrScheduler
 from tests.crashes.custom_loops import LOOPS
 from tests.crashes.keeping import KEEPING
+from tests.crashes.leaving import Leaving, leave
 from tests.crashes.ordered_data import KINDS, augment, order_of, ordered_data
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
@@ -150,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         if "WORLD_SIZE" in os.environ:
             dist.init_process_group("gloo")  # which lets processes share a device
+    if options.leaving is not None:
+        leave(folder, Leaving.from_json(options.leaving), int(os.environ["ATTEMPT"]), options.resume_from)
+        return
     rank = int(os.environ.get("RANK", "0"))
     _seed(1 if not saved_states(states_path(folder), options.loop) else time.time_ns() % 2**32)
     torch.set_num_threads(1)
@@ -263,6 +267,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
     parser.add_argument("--loop", choices=[*sorted(LOOPS), TRIAL], help="a loop that is not that of the trainer")
     parser.add_argument("--keeping", choices=KEEPING, help="a script that keeps state beside its run")
+    parser.add_argument("--leaving", help="a small run that is told to leave")
+    parser.add_argument("--resume-from", help="where the small run continues")
     parser.add_argument("--data", choices=KINDS, help="samples that do not just come shuffled")
     parser.add_argument("--is-forgetful", action="store_true", help="leave what is the loop's own out of the states")
     parser.add_argument("--workers", type=int, default=0)

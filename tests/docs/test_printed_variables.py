@@ -27,6 +27,7 @@ NOT_PRINTED = {
     "GRADIO_ANALYTICS_ENABLED": "nothing leaves the machine",
     "HF_HOME": "the folder of a user who has not called accelerate config",
     "HF_HUB_OFFLINE": "nothing is downloaded",
+    "JOB_COMPLETION_INDEX": "Kubernetes sets it",
     "MLFLOW_DISABLE_TELEMETRY": "nothing leaves the machine",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "MLflow writes at once, and in the background",
     "MLFLOW_TRACKING_URI": "a folder of the test's own",
@@ -34,12 +35,17 @@ NOT_PRINTED = {
     "PET_LOCAL_ADDR": "several pages are run at once",
     "PET_STANDALONE": "several pages are run at once",
     "PYTHON_EXEC": "ranks are forked from a process that has imported torch",
+    "SLURMD_NODENAME": "Slurm sets it",
     "SLURM_CONF": "a cluster of the test's own",
     "SLURM_JOB_ID": "Slurm sets it",
     "SLURM_JOB_NODELIST": "Slurm sets it",
     "SLURM_JOB_NUM_NODES": "Slurm sets it",
     "TOKENIZERS_PARALLELISM": "hides a warning about forks, which tests make",
     "TRACKIO_DIR": "a folder of the test's own",
+    "WANDB_API_KEY": "a server of the test's own",
+    "WANDB_BASE_URL": "a server of the test's own",
+    "WANDB_CONSOLE": "the output belongs to the test",
+    "WANDB_SILENT": "the output belongs to the test",
 }
 """Variables that tests set and no page does, with the reason why its reader does not need them."""
 

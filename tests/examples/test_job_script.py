@@ -1,4 +1,4 @@
-"""The Slurm job of the examples is the one of docs/several-machines.md, and requeues itself; Slurm is simulated."""
+"""The Slurm job of the examples is the one of docs/slurm.md, and requeues itself; Slurm is simulated."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import Page
 from tests.launching import as_a_reader, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -32,14 +33,12 @@ SQUEUE = """#!/bin/bash
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "before"), [("train.py", "<!-- file: train.py -->\n```python\n"), ("job.sbatch", "```bash\n")]
-)
-def test_page_and_folder_have_the_same_files(name: str, before: str) -> None:
-    """There is one script for Slurm, and one job; copy the block of the page into the file after a change."""
-    page = (ROOT / "docs" / "several-machines.md").read_text()
+def test_page_and_folder_have_the_same_files() -> None:
+    """Copy a block of the page into its file after a change."""
+    page = Page(ROOT / "docs" / "slurm.md", (ROOT / "docs" / "slurm.md").read_text())
+    folder = {path.name: path.read_text() for path in FOLDER.iterdir() if path.name != "README.md"}
 
-    assert f"{before}{(FOLDER / name).read_text()}```\n" in page
+    assert folder == {name: block.code for block in page.blocks() if (name := block.says("file"))}
 
 
 @pytest.mark.whole_proof

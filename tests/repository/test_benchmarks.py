@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ from torch.optim import Optimizer
 from torch.utils.data import Subset
 
 from benchmarks.comparisons import COMPARISONS, Comparison
+from benchmarks.growth.network import has_networks
 from benchmarks.loaders import RESUMABLE, position_at, state_after, tensors
 from benchmarks.measures import loop_named
 from benchmarks.processes import ROOT, measure
-from benchmarks.report import as_page, failed, rows
+from benchmarks.report import as_page, failed, peers_of, rows
+from benchmarks.resumes import UPDATED, by_hand, ours
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from benchmarks.within_a_step import calls_of_edge, calls_of_step, time_chapters
 from tests.launching import run_command
@@ -158,6 +162,21 @@ def test_loaders_that_are_compared_resume_at_the_same_place(name: str, workers: 
     assert [batch[0][:, 0].tolist() for batch in resumed] == whole[5:]
 
 
+def test_scripts_that_are_killed_go_on_after_the_first_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both make the updates of one more epoch, with what they have saved."""
+    for script in (by_hand, ours):
+        folder = tmp_path / script.__name__
+        folder.mkdir()
+        for epochs in (1, 2):
+            UPDATED.clear()
+            script(folder)
+            assert len(UPDATED) == 57, epochs
+    assert torch.load(tmp_path / "by_hand" / "state.pt")["epoch"] == 2
+    assert "at the start of epoch 2, after update 57" in capsys.readouterr().out
+
+
 def test_figures_are_compared_within_their_round() -> None:
     """A machine that is twice as slow in one round changes no ratio."""
     comparison = COMPARISONS[0]
@@ -201,6 +220,15 @@ def test_a_part_of_the_table_is_written_into_the_rest() -> None:
     assert written.count("| 3 us |") == len(COMPARISONS[1].variants)
 
 
+def test_a_page_states_the_versions_of_other_trainers() -> None:
+    """Once they were measured, and they can be read again when a part of the page is written."""
+    measured = {COMPARISONS[0].name: (1, rows(COMPARISONS[0], [dict.fromkeys(COMPARISONS[0].variants, 1.0)]))}
+    page = as_page("cpu", measured, peers="lightning 2.6.6, torchtnt 0.2.4")
+    assert page.splitlines()[1] == "Other trainers: lightning 2.6.6, torchtnt 0.2.4."
+    assert peers_of(as_page("cpu", measured, page, peers_of(page))) == "lightning 2.6.6, torchtnt 0.2.4"
+    assert not peers_of(as_page("cpu", measured))
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> None:
     """Where its time goes can be compared, also where several batches make an update."""
@@ -216,9 +244,9 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
     ("loop", "most", "most_at_edge"),
     [
         ("by_hand_tuned", 0, 0),
-        ("ours_bare", 44, 205),
-        ("ours", 50, 386),  # the default callbacks lay out and print a row
-        ("own_loop", 63, 194),
+        ("ours_bare", 44, 194),
+        ("ours", 51, 361),  # the default callbacks lay out and print a row
+        ("own_loop", 63, 183),
         ("trial", 32, 13),
     ],
 )
@@ -229,3 +257,23 @@ def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int, most_at
     assert of_step.of_trainer <= most
     assert of_step.of_trainer == calls_of_step(TASKS["digits"], train).of_trainer
     assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= most_at_edge
+
+
+@pytest.mark.parametrize("what", ["samples", pytest.param("processes", marks=at_night)])
+def test_growth_is_measured_point_by_point(what: str, tmp_path: Path) -> None:
+    """The driver writes a point of each curve for each size, and keeps what it did not measure again."""
+    if what == "processes" and not has_networks():
+        pytest.skip("needs network namespaces with devices of their own")
+    path = tmp_path / "growth.json"
+    path.write_text(json.dumps({"steps": {"rounds": 7}}))
+    launched = run_command(
+        [sys.executable, "-m", "benchmarks.growth", what, "--dry-run", "--output", str(path)], folder=ROOT
+    )
+    assert launched.status == 0, launched.output
+    written = json.loads(path.read_text())
+    assert list(written) == [what, "steps"]
+    sizes = {"samples": [10_000, 100_000], "processes": [1, 2]}[what]
+    names = {"samples": ["middle", "start"], "processes": ["0 ms", "1 ms"]}[what]
+    curves = written[what]["curves"]
+    assert {name: [point["size"] for point in curve] for name, curve in curves.items()} == dict.fromkeys(names, sizes)
+    assert all(0 < point["least"] <= point["median"] <= point["most"] for curve in curves.values() for point in curve)

@@ -20,7 +20,7 @@ def test_each_distribution_is_locked_with_what_it_requires() -> None:
         extras: dict[str, list[str]] = project.get("optional-dependencies", {})
         lines = {*project["dependencies"], *(line for lines in extras.values() for line in lines)}
         metadata = locked[path.parent.relative_to(ROOT).as_posix()]["metadata"]
-        names = {re.split(r"[<>=]", line)[0].lower().replace("_", "-") for line in lines}
+        names = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in lines}
         assert names == {line["name"] for line in metadata["requires-dist"]}, "run uv lock"
 
 

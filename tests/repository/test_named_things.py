@@ -24,6 +24,7 @@ CLEAN = [
     "pa_distributed",
     "pa_finetuning",
     "pa_preflight",
+    "pa_ray",
     "pa_schedulers",
     "pa_trial",
 ]

@@ -17,23 +17,23 @@ ROOT = Path(__file__).parents[2]
 PA_CORE = ROOT / "packages" / "pa-core" / "src" / "pa_core"
 
 LIMITS = {
-    "code lines of pa-core": 15_900,
-    "code lines of all packages": 39_700,
-    "code lines of tests": 62_000,
-    "code lines of a module of pa-core": 555,
+    "code lines of pa-core": 16_370,
+    "code lines of all packages": 42_200,
+    "code lines of tests": 66_200,
+    "code lines of a module of pa-core": 560,
     "lines of trainer.py": 910,
     "words of architecture.md": 2_500,
-    "modules of ours that an import loads": 180,
+    "modules of ours that an import loads": 181,
     "other modules that an import loads": 2,  # secrets and hmac
     "time of an import, compared with that of accelerate": 2.5,  # 1.3 on an idle machine
-    "files of a save and the next update": 46,
+    "files of a save and the next update": 47,
 }
 """The most that there may be of each."""
 
 MOVES = {
-    "one process": 40,
-    "two processes": 66,
-    "reproducible": 70,
+    "one process": 41,
+    "two processes": 67,
+    "reproducible": 73,
     "reproducible on two processes": 105,
 }
 """The most calls and returns of an update that lead into another file of ours."""

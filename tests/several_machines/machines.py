@@ -108,12 +108,29 @@ def two_machines(own_address: str | None = None) -> Generator[tuple[Machine, Mac
         own_address: What the name of each machine leads to on itself, if it is not its address; namespaces only.
     """
     with contextlib.ExitStack() as stack:
-        yield _namespaces(stack, own_address) if has_namespaces() else _launchers_side_by_side(stack)
+        names = ("node1", "node2")
+        yield _namespaces(stack, names, own_address) if has_namespaces() else _launchers_side_by_side(stack)
 
 
-def _namespaces(stack: contextlib.ExitStack, own_address: str | None) -> tuple[Machine, Machine]:
+@contextlib.contextmanager
+def two_pods(name: str, service: str) -> Generator[tuple[Machine, Machine]]:
+    """Make two machines that find each other as the pods of a Job do, by `NAME-INDEX.SERVICE`; namespaces only."""
+    with contextlib.ExitStack() as stack:
+        pods = _namespaces(stack, (f"{name}-0", f"{name}-1"), None)
+        names = "".join(f"{pod.address} {pod.name}.{service}\n" for pod in pods)
+        for pod in pods:
+            with _hosts(pod).open("a") as hosts:
+                hosts.write(names)
+        yield pods
+
+
+def _namespaces(
+    stack: contextlib.ExitStack, names: tuple[str, str], own_address: str | None
+) -> tuple[Machine, Machine]:
     token = secrets.token_hex(3)
-    first, second = (Machine(f"node{number}", f"10.77.0.{number}", f"pa-{token}-{number}") for number in (1, 2))
+    first, second = (
+        Machine(name, f"10.77.0.{number}", f"pa-{token}-{number}") for number, name in enumerate(names, start=1)
+    )
     for machine in (first, second):
         _ip("netns", "add", str(machine.namespace))
         stack.callback(_ip, "netns", "del", str(machine.namespace))
@@ -132,12 +149,16 @@ def _write_hosts(
     stack: contextlib.ExitStack, machine: Machine, addresses: Mapping[str, str], own_address: str | None
 ) -> None:
     """Write what takes the place of /etc/hosts in a namespace."""
-    folder = Path("/etc/netns", str(machine.namespace))
-    folder.mkdir(parents=True)
-    stack.callback(shutil.rmtree, folder)
+    hosts = _hosts(machine)
+    hosts.parent.mkdir(parents=True)
+    stack.callback(shutil.rmtree, hosts.parent)
     here = {machine.name: own_address or machine.address}
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in {**addresses, **here}.items()), ""]
-    (folder / "hosts").write_text("\n".join(lines))
+    hosts.write_text("\n".join(lines))
+
+
+def _hosts(machine: Machine) -> Path:
+    return Path("/etc/netns", str(machine.namespace), "hosts")
 
 
 def _launchers_side_by_side(stack: contextlib.ExitStack) -> tuple[Machine, Machine]:

@@ -6,12 +6,13 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,11 @@ SchedulerParameters=batch_sched_delay=1,sched_interval=2
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 RequeueExit=75
-PartitionName=all Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=low_at_once Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=high Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -67,6 +72,17 @@ class Cluster:
 
     folder: Path
     env: dict[str, str]
+    _stack: contextlib.ExitStack
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        _start(self._stack, self.folder, self.env, "slurmd", "-D", "-f", self.env["SLURM_CONF"], "-N", node)
+
+    def crash(self, node: str) -> None:
+        """Kill all processes of a node at once."""
+        for process in list(_processes_of(node)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def run(self, *command: str, folder: Path | None = None) -> str:
         """Run a command of Slurm, and return what it prints."""
@@ -96,7 +112,7 @@ class Cluster:
         """Wait until a node that is down takes jobs again; it may do so by itself when it answers."""
         resume = ["scontrol", "update", f"nodename={node}", "state=resume"]
         subprocess.run(resume, env=self.env, capture_output=True, check=False)
-        wait_until(lambda: self.run("sinfo", "-h", "-n", node, "-o", "%t") == "idle")
+        wait_until(lambda: self.run("sinfo", "-h", "-p", "low", "-n", node, "-o", "%t") == "idle")
 
     def has_steps(self, job: str) -> bool:
         """Whether a node still has a process of a job, which Slurm may know nothing of after a failure."""
@@ -109,7 +125,7 @@ class Cluster:
 
     def start_now(self, job: str) -> None:
         """Let a job that was requeued start before Slurm's two minutes are over."""
-        wait_until(lambda: self.state(job) == "PENDING", seconds=90)
+        wait_until(lambda: self.state(job) == "PENDING", seconds=90)  # and not COMPLETING
         self.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
 
@@ -150,9 +166,9 @@ def cluster() -> Generator[Cluster]:
         _start(stack, folder, env, "munged", "--foreground", "--force", f"--key-file={key}", *files)
         wait_until((folder / "munge.socket").exists, 10)
         _start(stack, folder, env, "slurmctld", "-c", "-D", "-f", str(settings))
+        started = Cluster(folder, env, stack)
         for node in NODES:
-            _start(stack, folder, env, "slurmd", "-D", "-f", str(settings), "-N", node)
-        started = Cluster(folder, env)
+            started.start_node(node)
         wait_until(lambda: _nodes(started) == "idle" * len(NODES), 60)
         yield started
 
@@ -173,9 +189,23 @@ def _write_settings(folder: Path) -> Path:
     return settings
 
 
+def _processes_of(node: str) -> Iterator[int]:
+    """The daemon of a node, the processes of its jobs, and the daemons that watch these, which are their parents."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if command[0].endswith(b"slurmd") and node.encode() in command:
+                yield int(process.name)
+            elif f"SLURMD_NODENAME={node}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                if (Path("/proc") / parent / "cmdline").read_bytes().startswith(b"slurmstepd"):
+                    yield int(parent)
+                yield int(process.name)
+
+
 def _nodes(started: Cluster) -> str:
     shown = subprocess.run(
-        ["sinfo", "-h", "-N", "-o", "%t"], env=started.env, capture_output=True, text=True, check=False
+        ["sinfo", "-h", "-N", "-p", "low", "-o", "%t"], env=started.env, capture_output=True, text=True, check=False
     )
     return "".join(shown.stdout.split())
 

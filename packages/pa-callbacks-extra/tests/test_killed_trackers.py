@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.event_files import read_curves
 from tests.launching import Launch
 from tests.support.pa_callbacks_extra.late_tracker import put_in_place, read_rows
 
 SCRIPT = """
 import json, os, signal, sys
 import torch
+import torch.utils.tensorboard
 from torch import nn
 from pa_callbacks_extra import TrackerCallback
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import make_regression
 
-def train(kill_in, rate):
+def train(tracker, save_every, kill_in, rate):
     class Kill(TrainerCallback):
         def on_optimizer_step_end(self, trainer, update, **kwargs):
             if update == kill_in:
@@ -27,25 +29,31 @@ def train(kill_in, rate):
 
     torch.default_generator.manual_seed(0)
     model = nn.Linear(4, 1)
-    track = TrackerCallback("trackio", "line", every_n_updates=1)
-    save = SaveTrainingStateCallback("states", save_every_n_steps=4)
+    track = TrackerCallback(tracker, "line", every_n_updates=1)
+    save = SaveTrainingStateCallback("states", save_every_n_steps=save_every)
     trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=rate), callbacks=[track, save, Kill])
     data = make_regression(24)
     trainer.train(data, 2, data, per_device_batch_size=4, resume_from="states", resume_missing="start")
 
-for name, (at_a_time, kill_in, last_rate) in json.loads(sys.argv[1]).items():
+for name, (tracker, at_a_time, save_every, kill_in, last_rate) in json.loads(sys.argv[1]).items():
     os.mkdir(name)
     for update, rate, status in ((kill_in, 0.1, -9), (0, last_rate, 0)):
         process = os.fork()
         if process == 0:
             os.chdir(name)
             os.environ["ROWS_AT_A_TIME"] = str(at_a_time)
-            train(update, rate)
+            train(tracker, save_every, update, rate)
             sys.exit()
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == status
 """
-RUNS = {"row by row": (1, 11, 0.1), "at the end": (100, 11, 0.1), "continues differently": (1, 8, 0.3)}
-"""How many rows are written at a time, the update in which a run is killed, and the learning rate after that."""
+RUNS = {
+    "row by row": ("trackio", 1, 4, 11, 0.1),
+    "at the end": ("trackio", 100, 4, 11, 0.1),
+    "continues differently": ("trackio", 1, 4, 8, 0.3),
+    "saved before an evaluation": ("tensorboard", 1, 6, 8, 0.1),
+}
+"""The tracker, how many rows it writes at a time, the updates from one training state to the next, the update in which
+a run is killed, and the learning rate after that."""
 STEPS = {
     "train/loss": range(1, 13),
     "train/learning_rate": range(1, 13),
@@ -67,13 +75,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(folder: Path, run: str) -> dict[str, Counter[int]]:
     """How often each metric of a run has a value at each step."""
+    if RUNS[run][0] == "tensorboard":
+        curves = read_curves(folder / run / "runs" / "line")
+        return {name: Counter(step for step, _ in curves[name]) for name in STEPS}
     rows = read_rows(folder / run / "rows.jsonl")
     return {name: Counter(row["step"] for row in rows if name in row) for name in STEPS}
 
 
-@pytest.mark.parametrize("run", ["row by row", "at the end"])
+@pytest.mark.parametrize("run", ["row by row", "at the end", "saved before an evaluation"])
 def test_a_killed_run_lacks_no_point_and_has_none_twice(folder: Path, run: str) -> None:
-    """What the tracker had not written comes again from the training state, and what it had written does not."""
+    """What the tracker had not written comes again from the training state, and what it had written does not.
+
+    A run that resumes with the evaluation at the end of an epoch repeats its metrics, at the step of the state.
+    """
     assert shown(folder, run) == {name: Counter(steps) for name, steps in STEPS.items()}
 
 

@@ -24,6 +24,7 @@ from accelerate.utils import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DDPCommunicationHookType,
+    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     DistributedType,
     DynamoBackend,
@@ -124,6 +125,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "step_scheduler_with_optimizer": partial(on_cpu, step_scheduler_with_optimizer=False),
     "dynamo_backend": partial(on_cpu, dynamo_backend="aot_eager"),
     "dynamo_plugin": lambda: on_cpu(dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER)),
+    "deepspeed_plugin": lambda: on_cpu(deepspeed_plugin=DeepSpeedPlugin(zero_stage=1)),
+    "deepspeed_plugins": lambda: on_cpu(deepspeed_plugins=DeepSpeedPlugin(zero_stage=0)),
     "parallelism_config": lambda: on_cpu(parallelism_config=ParallelismConfig(dp_shard_size=1)),
     "torch_tp_plugin": in_tensor_parallel,
     "DataLoaderConfiguration.dispatch_batches": partial(loading, dispatch_batches=False),
@@ -148,8 +151,6 @@ ELSEWHERE = {
     "split_batches": "test_what_is_refused_on_several_processes",
     "DataLoaderConfiguration.split_batches": "test_what_is_refused_on_several_processes",
     # By the environment or the kind of process that they make.
-    "deepspeed_plugin": "test_settings_that_are_refused",
-    "deepspeed_plugins": "test_settings_that_are_refused",
     "megatron_lm_plugin": "test_settings_that_are_refused",
     "FP8RecipeKwargs": "test_settings_that_are_refused",
     "AORecipeKwargs": "test_settings_that_are_refused",
@@ -425,7 +426,10 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`comm_hook=BATCHED_POWER_SGD`": with_ddp(comm_hook=HOOK.BATCHED_POWER_SGD),
     "`dynamo_backend`": compiling(),
     "`dynamo_backend` with regional compilation": compiling(use_regional_compilation=True),
-    "`DEEPSPEED`": of_type("DEEPSPEED"),
+    "a [configuration of DeepSpeed](deepspeed.md), run by FSDP2": lambda: on_cpu(
+        deepspeed_plugin=DeepSpeedPlugin(zero_stage=3)
+    ),
+    "`DEEPSPEED`: an `Accelerator` with DeepSpeed's own engine": of_type("DEEPSPEED"),
     "FSDP2": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)),
     "FSDP1": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1)),
     "`MEGATRON_LM`": of_type("MEGATRON_LM"),
@@ -595,7 +599,7 @@ def test_counts_are_not_compressed(hook: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
-        *((name, "true", name) for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")),
+        ("ACCELERATE_USE_FSDP", "true", "ACCELERATE_USE_FSDP"),
         ("ACCELERATE_USE_MEGATRON_LM", "true", "ACCELERATE_USE_MEGATRON_LM"),
         ("ACCELERATE_MIXED_PRECISION", "fp8", "fp8"),
     ],

@@ -113,7 +113,9 @@ def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
         "on_train_steps_skipped",
         "on_training_state_request",
         "on_training_state_save",
+        "on_training_state_saved",
         "on_preemption",
+        "on_preemption_check",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,8 @@ WAITING, HEALTHY = HERE / "ways_of_waiting.py", HERE / "long_but_healthy.py"
 WAYS: list[str] = list(runpy.run_path(str(WAITING))["WAYS"])
 WORK: list[str] = [work.__name__ for work in runpy.run_path(str(HEALTHY))["WORK"]]
 Ends: TypeAlias = dict[str, dict[str, Any]]
+OF_TORCH = re.compile(r"^\[W\S+ \S+ socket\.cpp.*\n", re.MULTILINE)
+"""A warning of torch where no server of names answers."""
 
 
 def ends_of(script: Path, folder: Path) -> Ends:
@@ -52,4 +55,5 @@ def test_no_process_waits_for_ever_whatever_it_waits_in(waiting: Ends, way: str)
 @pytest.mark.parametrize("work", WORK)
 def test_work_that_waits_for_no_process_takes_as_long_as_it_takes(healthy: Ends, work: str) -> None:
     """Longer than max_wait_seconds, too, and with no word."""
-    assert healthy[work] == {"statuses": [0, 0], "outputs": ["", ""]}
+    assert healthy[work]["statuses"] == [0, 0]
+    assert [OF_TORCH.sub("", output) for output in healthy[work]["outputs"]] == ["", ""]

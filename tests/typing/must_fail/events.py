@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -90,6 +91,10 @@ class IsNoListener(TrainerCallback):
 
     @override
     def on_training_state_save(self, *, trainer: AnyTrainer, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_training_state_save: it is passed by its place
+        raise NotImplementedError
+
+    @override
+    def on_training_state_saved(self, trainer: AnyTrainer, path: Path, **kwargs: str) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_training_state_saved: the update is a number
         raise NotImplementedError
 
 

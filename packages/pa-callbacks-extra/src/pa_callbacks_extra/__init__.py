@@ -6,6 +6,7 @@ The public names are those in ``__all__`` of ``pa_callbacks_extra`` and ``pa_cal
 from __future__ import annotations
 
 from pa_callbacks_extra.early_stopping import EarlyStoppingCallback
+from pa_callbacks_extra.hub import PushToHubCallback, push_to_hub
 from pa_callbacks_extra.model_ema import ModelEma
 from pa_callbacks_extra.model_ema_callback import ModelEmaCallback, ModelEmaFactory
 from pa_callbacks_extra.profiler import ProfilerCallback
@@ -20,6 +21,8 @@ __all__ = [
     "ModelEmaCallback",
     "ModelEmaFactory",
     "ProfilerCallback",
+    "PushToHubCallback",
     "TorchMetricsCallback",
     "TrackerCallback",
+    "push_to_hub",
 ]

@@ -380,8 +380,8 @@ def open_trackers(
 
     If a process is killed, its runs lack the values that the trackers had not written, and contain values recorded
     after its last checkpoint. Pass ``unsettled`` and ``last_step`` from that checkpoint to send the missing values
-    again. Values that MLflow and the local database of Trackio already have are not recorded a second time, unless they
-    differ by more than 0.1 percent, for example after a settings change.
+    again. Values that MLflow, TensorBoard and the local database of Trackio already have are not recorded a second
+    time, unless they differ by more than 0.1 percent, for example after a settings change.
 
     Args:
         names: A name or several names of ``known_trackers()``.
@@ -454,7 +454,7 @@ def _catch_up(
     """Send a run the reports that it lacks, and return a tracker that sends no report twice."""
     since = min([last_step, *(step for step, _ in unsettled)])
     try:
-        recorded = RecordedPoints(known.points(tracker.tracker, since))
+        recorded = RecordedPoints(known.points(tracker.tracker, since, last_step))
     except Exception as error:  # packages and servers of others raise errors of any class
         warn_user(
             f"The points of this run in the tracker {name!r} cannot be read ({error}). Around step {last_step}, points "

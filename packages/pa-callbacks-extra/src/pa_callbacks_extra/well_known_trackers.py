@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from pa_callbacks_extra.reported_points import Point
 
 
-def _points_nobody_reads(run: Any, since: int) -> Iterable[Point]:
+def _points_nobody_reads(run: Any, since: int, until: int) -> Iterable[Point]:
     return ()
 
 
@@ -29,8 +30,8 @@ class WellKnownTracker:
         log_image: A function that is called with the tracker's own object, the name of the image, its pixels and the
             step.
         forgets_config: Whether the config is lost when a run continues.
-        points: A function that is called with the tracker's own object and a step, and yields the points of the run
-            from this step on.
+        points: A function that is called with the tracker's own object, the first step, and the last step that belongs
+            to the run, and yields the points that the tracker shows from the first step on.
         late_seconds: The age at which a report is certainly written.
         late_reports: The number of later reports after which a report is certainly written.
         begins_at: A function that is called with the tracker's own object and returns the first step that it accepts.
@@ -41,7 +42,7 @@ class WellKnownTracker:
     arguments: Callable[[str, int], dict[str, Any]]
     log_image: Callable[[Any, str, Any, int], object]
     forgets_config: bool = False
-    points: Callable[[Any, int], Iterable[Point]] = _points_nobody_reads
+    points: Callable[[Any, int, int], Iterable[Point]] = _points_nobody_reads
     late_seconds: float = 0.0
     late_reports: int = 0
     begins_at: Callable[[Any], int] = lambda run: 0
@@ -53,7 +54,7 @@ class WellKnownTracker:
         return self.late_seconds > 0 or self.late_reports > 0
 
 
-def _points_of_mlflow(run: Any, since: int) -> Iterator[Point]:
+def _points_of_mlflow(run: Any, since: int, until: int) -> Iterator[Point]:
     client: Any = import_module("mlflow").MlflowClient()
     run_id: str = run.info.run_id
     for name in client.get_run(run_id).data.metrics:
@@ -64,7 +65,21 @@ def _points_of_mlflow(run: Any, since: int) -> Iterator[Point]:
                 yield Point(name, point.step, point.value)
 
 
-def _points_of_trackio(run: Any, since: int) -> Iterator[Point]:
+def _points_of_tensorboard(writer: Any, since: int, until: int) -> Iterable[Point]:
+    """Read the files of all starts; TensorBoard hides the points from the first step of a later start on."""
+    loader: Any = import_module("tensorboard.backend.event_processing.event_file_loader")
+    points: list[Point] = []
+    for file in sorted(Path(writer.log_dir).glob("*tfevents*")):
+        for event in loader.LegacyEventFileLoader(str(file)).Load():
+            if event.session_log.status == event.session_log.START:
+                points = [point for point in points if point.step < event.step]
+            elif since <= event.step <= until:
+                numbers = (value for value in event.summary.value if value.WhichOneof("value") == "simple_value")
+                points += [Point(number.tag, event.step, number.simple_value) for number in numbers]
+    return points
+
+
+def _points_of_trackio(run: Any, since: int, until: int) -> Iterator[Point]:
     if run.url is not None:
         raise NotImplementedError("only the database of this machine can be read")
     storage: Any = import_module("trackio.sqlite_storage").SQLiteStorage
@@ -94,11 +109,12 @@ WELL_KNOWN = {
         late_seconds=10.0,
         late_reports=100,
     ),
-    # A folder is the run; TensorBoard hides points of later steps that were written there before.
+    # A folder is the run; purge_step hides points of later steps that were written there before.
     "tensorboard": WellKnownTracker(
         lambda writer: str(writer.log_dir),
         lambda run, step: {"purge_step": step + 1},
         lambda writer, name, pixels, step: writer.add_image(name, pixels, step, dataformats="HWC"),
+        points=_points_of_tensorboard,
     ),
     # Written every half second.
     "trackio": WellKnownTracker(

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from pa_core._attributes import temporarily
 from pa_core._tensors import compiled_from
-from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError, NonFiniteLossError, UnsupportedConfigurationError
 from pa_data import map_tensors
 
 _Loader = TypeVar("_Loader")
@@ -141,12 +141,13 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     return cast("AcceleratorLike", Accelerator(**kwargs))
 
 
+_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _USE_FSDP = "ACCELERATE_USE_FSDP"
 _USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
 _VARIABLES_OF_PLUGINS = (
     _USE_FSDP,
     _USE_PARALLELISM,
-    "ACCELERATE_USE_DEEPSPEED",
+    _USE_DEEPSPEED,
     "ACCELERATE_USE_MEGATRON_LM",
     "FSDP_CPU_RAM_EFFICIENT_LOADING",
 )
@@ -161,21 +162,28 @@ def recording_arguments() -> Generator[dict[str, Any]]:
 
     A plugin for sharding is recorded without changes: accelerate would change its precision, and make later
     Accelerators of the process shard too. A ``ParallelismConfig``, for which accelerate raises an error on a CPU, and
-    plugins of other engines are recorded and not passed on. Environment variables that a plugin sets are restored.
+    plugins of other engines are recorded and not passed on. So accelerate never creates a DeepSpeed engine; only the
+    precision of DeepSpeed's configuration is passed on. Environment variables that a plugin sets are restored.
+
+    Raises:
+        ConfigurationError: The DeepSpeed configuration of the launcher cannot be read.
     """
     from accelerate import Accelerator
 
     kind: Any = Accelerator
     create = kind.__init__
-    noted: dict[str, Any] = {}
+    noted: dict[str, Any] = {"deepspeed_plugin": _deepspeed_of_launcher()}
 
     @functools.wraps(create)
     def record_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        noted.update(kwargs, fsdp_plugin=copy.copy(kwargs.get("fsdp_plugin")))
-        create(self, *args, **{**kwargs, "parallelism_config": None, **dict.fromkeys(kwargs.keys() & OTHER_ENGINES)})
+        given = kwargs.get("deepspeed_plugin") or kwargs.get("deepspeed_plugins") or noted["deepspeed_plugin"]
+        noted.update(kwargs, fsdp_plugin=copy.copy(kwargs.get("fsdp_plugin")), deepspeed_plugin=given)
+        left_out = dict.fromkeys(kwargs.keys() & OTHER_ENGINES)
+        create(self, *args, **{**kwargs, **_precision_of_deepspeed(given), "parallelism_config": None, **left_out})
 
     variables = {name: os.environ.get(name) for name in _VARIABLES_OF_PLUGINS}
     os.environ.pop(_USE_PARALLELISM, None)
+    os.environ.pop(_USE_DEEPSPEED, None)
     kind.__init__ = record_and_create
     try:
         yield noted
@@ -185,6 +193,28 @@ def recording_arguments() -> Generator[dict[str, Any]]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _deepspeed_of_launcher() -> Any:
+    """Return the ``DeepSpeedPlugin`` with the file and the variables of ``accelerate launch``, or None."""
+    from accelerate.utils import DeepSpeedPlugin, parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
+
+    try:
+        return DeepSpeedPlugin() if parse_flag_from_env(_USE_DEEPSPEED) else None
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The DeepSpeed configuration of the launcher cannot be read: {error}",
+            given=f"deepspeed_config_file: {os.environ.get('ACCELERATE_DEEPSPEED_CONFIG_FILE')}",
+            do="Pass the path of a JSON file to accelerate launch --deepspeed_config_file.",
+        ) from error
+
+
+def _precision_of_deepspeed(plugin: Any) -> dict[str, str]:
+    """Return the argument of an ``Accelerator`` for the precision that a ``DeepSpeedPlugin`` switches on, if any."""
+    config: dict[str, Any] = getattr(plugin, "deepspeed_config", {})
+    sections = {name: cast("dict[str, Any]", config.get(name) or {}) for name in ("bf16", "fp16")}
+    on = [name for name, section in sections.items() if section.get("enabled") is True]
+    return {"mixed_precision": on[0]} if on else {}
 
 
 def sharding_plugin(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> Any:
@@ -230,12 +260,13 @@ def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> 
 def process_state() -> ProcessState:
     """Return the state of this process, even before a trainer is created."""
     from accelerate import PartialState
-    from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
+    from accelerate.utils import parse_flag_from_env, patch_environment  # pyright: ignore[reportUnknownVariableType]  # no types
 
     _require_rank()
     # Only Accelerator reads this variable itself, when PartialState has already chosen the device.
     on_cpu = _several_processes_on_cpu() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    return cast("ProcessState", PartialState(cpu=on_cpu))
+    with patch_environment(**{_USE_DEEPSPEED: "false"}):  # otherwise DeepSpeed would connect the processes
+        return cast("ProcessState", PartialState(cpu=on_cpu))
 
 
 def device_of(accelerator: AcceleratorLike) -> torch.device:

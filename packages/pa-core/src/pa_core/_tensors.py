@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,26 @@ def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[
     for child in attributes[CHILDREN].values():
         if child is not None and id(child) not in seen:
             _add_tensors(kind, child, found, seen)
+
+
+_CLEARED_BY_TORCH: Final = Optimizer.zero_grad
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """Set the gradients of an optimizer's parameters to None, like its ``zero_grad()``.
+
+    The method of torch takes 10 microseconds to enter and to leave ``torch._dynamo`` and a record for the profiler,
+    which is as long as a whole layer of a small network takes. If an optimizer has a different method, it is called.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    if getattr(optimizer.zero_grad, "__func__", None) is not _CLEARED_BY_TORCH:
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

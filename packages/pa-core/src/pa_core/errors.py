@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from signal import Signals
 from typing import Any, TypeGuard
 
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, ExplainedError, FolderInUseError
@@ -338,10 +339,18 @@ class TrainingPreempted(SystemExit):  # not an error: it ends a script like Syst
     run.
 
     It derives from ``SystemExit``, so neither ``except Exception`` nor ``except ValueError`` catches it, but
-    ``finally`` blocks still run. It has no arguments. To clean up, catch ``TrainingPreempted`` and raise it again.
+    ``finally`` blocks still run. To clean up, catch ``TrainingPreempted`` and raise it again.
+
+    Args:
+        reason: Why the run was preempted. If several processes had a reason, it is the reason of the one with the
+            lowest rank. The default is an empty string.
+        signal: The signal that preempted the run. The default, None, means that it was not a signal.
 
     Attributes:
         STATUS: The exit status, 75, which is also the ``code`` of each instance.
+        reason: The reason, which is the same on all processes: the name of a signal, "the deadline", or the argument of
+            ``request_preemption``; empty if none was given.
+        signal: The signal, or None.
 
     Example:
         >>> import torch
@@ -349,21 +358,23 @@ class TrainingPreempted(SystemExit):  # not an error: it ends a script like Syst
         >>> from pa_core.testing import make_regression
         >>> class Preempt(TrainerCallback):
         ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
-        ...         trainer.request_preemption()
+        ...         trainer.request_preemption("an example")
         >>> model = torch.nn.Linear(4, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[Preempt])
         >>> try:
         ...     trainer.train(make_regression(64), num_epochs=1)
         ... except TrainingPreempted as preempted:
-        ...     print(f"exit status {preempted.code} after update {trainer.num_updates_completed}")
-        exit status 75 after update 1
+        ...     print(f"status {preempted.code} after update {trainer.num_updates_completed}: {preempted.reason}")
+        status 75 after update 1: an example
     """
 
     STATUS = 75
 
-    def __init__(self) -> None:
+    def __init__(self, reason: str = "", signal: Signals | None = None) -> None:
         super().__init__(self.STATUS)
+        self.reason = reason
+        self.signal = signal
 
 
 class SmallerBatchNeeded(SystemExit):  # not an error: it ends a script like SystemExit

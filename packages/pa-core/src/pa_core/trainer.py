@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import distributed
+from pa_core._tensors import clear_gradients
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment, first_batches
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
@@ -28,7 +29,7 @@ from pa_core.engine.any_trainer import CallbackHandler, CallbackLike, TrainerCal
 from pa_core.engine.callback_checks import implements
 from pa_core.engine.modes import warn_of_pretrained_parts
 from pa_core.engine.parts import Part
-from pa_core.engine.prepare import check_data, fit_batches, require_usable
+from pa_core.engine.prepare import check_data, fit_batches, follow_deepspeed, require_usable
 from pa_core.engine.run_arguments import RunArguments, requested_epochs
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import require_ready, stopping_in_order
@@ -385,6 +386,7 @@ class Trainer(
             self.epoch_lengths = lengths_of_epochs(self.train_dataloader, steps, max_num_train_steps)
             arguments = replace(arguments, gradient_accumulation_steps=steps)
             self.run_config = self._create_run_config(*arguments.numbers)
+            follow_deepspeed(self._session)
             self._session.resumption.record_hyperparameters(self)
             self._set_scheduler()
             self._setup.added.create_schedulers(self._session.placeholder_values())
@@ -395,7 +397,7 @@ class Trainer(
             if reset_run_history and self._session.resumption.saved is None:
                 self._session.reset_history()
             self._run_training()
-            self._session.checkpointer.settle()
+            self._session.checkpointer.settle(self._session.call)
         self._session.rank_sync.raise_non_finite_loss()
 
     def evaluate(
@@ -646,7 +648,7 @@ class Trainer(
             ...     def optimizer_zero_grad(self) -> None:
             ...         self.optimizer.zero_grad(set_to_none=False)
         """
-        self.optimizer.zero_grad()
+        clear_gradients(self.optimizer)
 
     # The loop
 
@@ -773,7 +775,7 @@ class Trainer(
     def _clear_gradients(self) -> None:
         self.optimizer_zero_grad()
         for optimizer in self._setup.added.optimizers.values():
-            optimizer.zero_grad()
+            clear_gradients(optimizer)
 
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
@@ -808,9 +810,9 @@ class Trainer(
                 for step, batch in session.batches_to_evaluate(loader, count):
                     with session.means.step():
                         self._run_eval_step(batch, step)
-                    session.checkpointer.interrupt_evaluation_if_requested(self)
+                    session.checkpointer.interrupt_evaluation_if_requested(self, session.call)
                 if session.exchange.has_fewer_batches(loader):
-                    session.checkpointer.interrupt_evaluation_if_requested(self)
+                    session.checkpointer.interrupt_evaluation_if_requested(self, session.call)
             session.call_hook(self.eval_epoch_end)
             session.record_means(session.eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
             session.call_together(TrainerCallback.on_eval_epoch_end, **within)

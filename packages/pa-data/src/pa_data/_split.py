@@ -1024,7 +1024,9 @@ class EpochPlan:
 
     @cached_property
     def num_batches(self) -> int:
-        """The number of steps in which this process takes a sample."""
+        """The number of steps in which this process takes a sample; the first process does so in each step."""
+        if self.rank == 0:
+            return len(self.split)
         return self._last_update * self._batches_in(0) + self._batches_in(self._last_update)
 
     def step_after(self, batches: int) -> int:

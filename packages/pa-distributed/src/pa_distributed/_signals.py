@@ -63,7 +63,8 @@ class SignalWatch:
         ends_by: type[BaseException] | tuple[()] = (),
     ) -> None:
         self._signals = [_signal(given) for given in signals]
-        self._listeners = [on_signal]
+        self._on_signal = on_signal
+        self._told = [self]  # this watch, and those that have joined it
         self._ends_by = ends_by
         self._before: dict[signal.Signals, Any] = {}
         self.received: signal.Signals | None = None
@@ -93,7 +94,7 @@ class SignalWatch:
     ) -> None:
         """Restore the previous handlers, now or, after a signal, when the process ends."""
         self._has_ended = True
-        self._listeners.clear()
+        self._told.clear()
         if isinstance(exception, self._ends_by):
             self._has_come = False  # it has been acted on
             self._preemption = weakref.ref(exception, self._on_preemption_gone)
@@ -135,9 +136,10 @@ class SignalWatch:
             self._before[watched] = (
                 other._before.pop(watched) if watched in other._before else signal.getsignal(watched)
             )
-            self._has_come |= other._has_come
+            if other._has_come:
+                self._has_come, self.received = True, other.received
         else:  # a watch that is still active
-            other._listeners.extend(self._listeners)
+            other._told.append(self)
             return
         signal.signal(watched, self._handle)
 
@@ -148,8 +150,9 @@ class SignalWatch:
 
     def _tell(self) -> None:
         """Call the function of this watch, and the functions of watches that have joined it."""
-        for listener in self._listeners:
-            listener()
+        for watch in self._told:
+            watch.received = self.received
+            watch._on_signal()
 
     def _on_preemption_gone(self, _reference: object) -> None:
         """Restore the handlers if the script has caught the exception; if it has not, no function is running."""

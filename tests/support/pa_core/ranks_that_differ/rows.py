@@ -524,6 +524,11 @@ PARTS = [
         in_event("on_training_run_start", set_rate),
         "optimizer, lr: 0.1 on rank 0, 0.01 on rank 1",
     ),
+    at_first_step(
+        "whether an evaluation can be interrupted",
+        in_event("on_training_run_start", lambda trainer: setattr(trainer, "preemptible", True)),
+        "preemptible: False on rank 0, True on rank 1",
+    ),
 ]
 
 COURSE = [
@@ -610,7 +615,7 @@ MEANWHILE = [
     overdue(
         "a callback that waits for all processes",
         in_event("on_optimizer_step_end", lambda trainer: trainer.wait_for_everyone()),
-        "rank 1 waited in barrier, in on_optimizer_step_end of Meanwhile",
+        "rank 1 waited in all_gather, in on_optimizer_step_end of Meanwhile",
     ),
     overdue(
         "a callback that calls a sharded model",

@@ -8,6 +8,7 @@ from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
 from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
+from pa_core.callbacks.preemption_notices import PreemptionNotice, SaveAndContinue, SaveAndStop
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
@@ -37,8 +38,11 @@ __all__ = [
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
     "MoveModulesToDeviceCallback",
+    "PreemptionNotice",
     "PrintProgressCallback",
     "ProgressBarCallback",
+    "SaveAndContinue",
+    "SaveAndStop",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "ScalarTransfer",

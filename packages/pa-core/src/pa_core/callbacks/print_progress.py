@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from pa_core._tensors import learning_rates_of, parameters_of
+from pa_core._tensors import learning_rates_of
 from pa_core.callbacks.epoch_rows import EpochRows, format_pairs, format_rate, format_time, most_telling
 from pa_core.callbacks.interruptions import time_of_day
 from pa_core.callbacks.run_summary import describe_trained, format_table, trains_some_of
@@ -468,9 +468,12 @@ def _epochs_trained(trainer: AnyTrainer) -> str:
 
 def _updated_parameters(trainer: AnyTrainer) -> set[int]:
     """Return the ids of the parameters that the optimizers update, without parameters of unknown size."""
-    optimizers = trainer.named_optimizers().values()
     return {
-        id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
+        id(parameter)
+        for optimizer in trainer.named_optimizers().values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
     }
 
 

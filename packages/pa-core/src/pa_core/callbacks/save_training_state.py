@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing_extensions import override
 from pa_checkpoint import Folder
 from pa_core import distributed
 from pa_core.callbacks.interruptions import LastWords, SavedState, describe_interruption
+from pa_core.callbacks.preemption_notices import OF_DEADLINE, AskedNotice, Deadline, PreemptionNotice, SaveAndStop
 from pa_core.callbacks.uploads import Uploads, check_upload_arguments, warn_that_it_continues
 from pa_core.engine.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import (
@@ -64,7 +66,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
             a script with exit status 75. After the first signal, any other signal listed here is ignored while the
             process shuts down. The default leaves all signals to the script. In a thread, where Python delivers no
-            signals, a warning is shown.
+            signals, a warning is shown, or a note if there are notices or a deadline.
         upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``. Each state is sent there
             while the training continues, and ``train(resume_from=...)`` accepts the same URL. It needs ``fsspec`` and
             the package with which fsspec accesses this kind of store. As many states are kept in the store as in
@@ -76,13 +78,29 @@ class SaveTrainingStateCallback(TrainerCallback):
         on_save_error: What happens if a state cannot be written, for example because the disk is full. ``"raise"``, the
             default, ends the run. ``"warn"`` prints a warning, and the run continues without this state and tries again
             when the next state is due.
+        notices: Objects that know whether the machine will be taken away (``PreemptionNotice``). Their method ``ask()``
+            is called on every process after the same updates, and answers that a state has to be saved, with or
+            without the end of the run. The answer of one process is enough. By default, there are no notices.
+        ask_every: The number of updates from one question to the next; within an evaluation that may be interrupted,
+            the number of batches. The default, 1, asks after each update. Pass a larger number if the answer of a
+            notice takes long.
+        deadline: When the run has to end: a time (``datetime``, in the local time zone if it has none), a duration from
+            the start of each run in this process (``timedelta``), or ``"slurm"``, the end of the Slurm job. Before that
+            time, the run saves a state and ends, as after a signal. With ``upload_to``, the state is also sent by then.
+            The clock of the first process decides. If the processes have different deadlines, the earliest counts.
+            None, the default, sets no deadline.
+        deadline_margin: The number of seconds before the deadline at which the run ends as long as no save has been
+            measured in this process; the default is 60. After the first save, three times the longest save and one
+            second are reserved instead. In both cases, the longest update so far is added.
 
     Attributes:
         save_dir: The folder that was passed, as a path. The other arguments are also attributes, except
-            ``stop_on_signals``.
+            ``stop_on_signals``, ``notices`` and ``deadline``.
 
     Raises:
-        ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
+        ArgumentTypeError: A notice has no method ``ask``, or the deadline is of another type.
+        ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL. Or the deadline
+            leaves no time, or the end of the Slurm job is unknown; ``train()`` raises it if the deadline has passed.
         CheckpointError: ``train()`` raises it before the first step if the folder or the object store cannot be used,
             or an object of the run cannot be saved, and later if a state cannot be written.
         FolderInUseError: ``train()`` raises it before the first step if another run is saving its states to the folder.
@@ -124,6 +142,10 @@ class SaveTrainingStateCallback(TrainerCallback):
         upload_to: str | None = None,
         upload_errors: Literal["warn", "raise"] = "warn",
         on_save_error: Literal["raise", "warn"] = "raise",
+        notices: Iterable[PreemptionNotice] = (),
+        ask_every: int = 1,
+        deadline: datetime | timedelta | Literal["slurm"] | None = None,
+        deadline_margin: float = 60.0,
     ) -> None:
         if save_every_n_seconds is not None and not is_positive(save_every_n_seconds):
             raise ConfigurationError(
@@ -138,7 +160,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save_every_n_seconds = save_every_n_seconds
         self.save_at_end = save_at_end
         self.max_checkpoints = max_checkpoints
-        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints"):
+        self.ask_every = ask_every
+        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints", "ask_every"):
             if (count := getattr(self, name)) is not None:
                 check_count(name, count)
         self.asynchronous = asynchronous
@@ -148,13 +171,32 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._signals = tuple(stop_on_signals)
         with as_configuration_error():
             SignalWatch(self._signals, lambda: None)  # raises an error for unknown signals
+        if not is_positive(deadline_margin):
+            raise ConfigurationError(f"deadline_margin must be a positive number, got {deadline_margin!r}.")
+        self.deadline_margin = deadline_margin
+        self._deadline = Deadline(deadline, deadline_margin)
+        self._notices = [AskedNotice(notice) for notice in notices]
+        self._asks = self._asks_deadline = False
+        self._num_questions = self._first_update = 0
         self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
         self._has_requested = self._is_lost = False
         self._uploads: Uploads | None = None
-        self._watch: SignalWatch | None = None
         self._newest: SavedState | None = None
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin to count the time until the deadline.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+
+        Raises:
+            ConfigurationError: Slurm does not know when its job ends.
+        """
+        self._deadline.start(is_first=distributed.rank() == 0)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -167,9 +209,20 @@ class SaveTrainingStateCallback(TrainerCallback):
         Raises:
             CheckpointError: The folder or the object store cannot be used, or an object of the run cannot be saved.
             FolderInUseError: Another run is saving its states there.
+            ConfigurationError: The deadline has passed.
         """
+        ends_early = bool(self._signals or self._notices or self._deadline.is_set)
+        of_all = distributed.gather_objects((ends_early, self._deadline.given))  # each may have its own reasons
+        trainer.preemptible |= any(ends for ends, _ in of_all)
+        if not trainer.was_complete:
+            self._deadline.begin((given for _, given in of_all), _updates_until_agreed(trainer))
+        self._asks_deadline = self._deadline.is_set and distributed.rank() == 0  # which measures the saves
+        self._asks = self._asks_deadline or bool(self._notices)
         self._has_requested = self._is_lost = False
-        self._uploads = self._watch = self._newest = None
+        self._num_questions, self._uploads, self._newest = 0, None, None
+        self._first_update = trainer.num_updates_completed
+        for notice in self._notices:
+            notice.last_answer = None
         self._folder = Path(os.path.realpath(self.save_dir))
         continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
         if distributed.rank() == 0:
@@ -185,7 +238,6 @@ class SaveTrainingStateCallback(TrainerCallback):
             uploads.begin(self._folder, continued)
             self._last_sequence = max(self._last_sequence, uploads.next_sequence - 1)
             self._uploads = trainer.enter_run_context(uploads)
-        trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
             self._print_updates_at_risk(trainer)
 
@@ -193,7 +245,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save after every ``save_every_n_steps`` updates, or request a state after ``save_every_n_seconds``.
 
-        The clock of the first process decides; all processes save after one of the next updates.
+        The clock of the first process decides; all processes save after one of the next updates. The notices are asked.
 
         Args:
             trainer: The trainer.
@@ -206,6 +258,19 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._has_requested = time.monotonic() - self._last_save >= self.save_every_n_seconds
             if self._has_requested:  # all processes know by the next update
                 trainer.request_training_state()
+        if self._asks:
+            self._ask(trainer)
+
+    @override
+    def on_preemption_check(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Ask within an evaluation whether the run has to end.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Not used.
+        """
+        if self._asks:
+            self._ask(trainer)
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -266,11 +331,17 @@ class SaveTrainingStateCallback(TrainerCallback):
             **kwargs: Not used.
         """
         if isinstance(exception, TrainingPreempted):
-            number = None if self._watch is None else self._watch.received
-            by = "" if number is None else f" by {number.name}"
+            by = f" by {exception.signal.name}" if exception.signal is not None else ""
+            by = by or (f" ({exception.reason})" if exception.reason else "")
             also = "" if trainer.resume_from is not None else f", with resume_from={str(self.save_dir)!r}"
             do = f"Exit status {exception.STATUS}: start the same command again{also}."
             print_once(trainer, self._describe(trainer, f"Preempted{by}", do))
+            made_none = trainer.num_updates_completed == self._first_update
+            if exception.reason == OF_DEADLINE and made_none and trainer.is_main_process:
+                warn_user(
+                    "This run has made no update before its deadline: a job that starts again would make no progress. "
+                    "Pass a later deadline, or a smaller deadline_margin."
+                )
         elif isinstance(exception, KeyboardInterrupt) and not trainer.was_complete:
             print_once(trainer, self._describe(trainer, "Interrupted by Ctrl-C", _save_on("SIGINT")))
 
@@ -290,18 +361,45 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _watch_signals(self, trainer: AnyTrainer) -> None:
         """Watch for the signals that announce preemption, and print a line for SIGTERM otherwise."""
         is_main_thread = threading.current_thread() is threading.main_thread()
-        if self._signals and not is_main_thread:
+        others = ["the notices"] * bool(self._notices) + ["the deadline"] * self._deadline.is_set
+        if self._signals and not is_main_thread and others:
+            by = " and ".join(others)
+            print_once(
+                trainer,
+                f"Signals do not reach the thread {threading.current_thread().name!r}, so only {by} can end this run.",
+            )
+        elif self._signals and not is_main_thread:
             warn_user(
                 f"stop_on_signals={self._signals!r} has no effect in the thread {threading.current_thread().name!r}: "
                 "only the main thread gets signals in Python. Call trainer.request_preemption() when this thread "
                 "learns that the run has to end."
             )
         if is_main_thread:
-            watch = SignalWatch(self._signals, trainer.request_preemption, ends_by=TrainingPreempted)
-            self._watch = trainer.enter_run_context(watch)
+
+            def request() -> None:
+                trainer.request_preemption(signal=watch.received)
+
+            watch = SignalWatch(self._signals, request, ends_by=TrainingPreempted)
+            trainer.enter_run_context(watch)
         if trainer.num_processes == 1:
             words = partial(self._describe, trainer, "Ended by SIGTERM", _save_on("SIGTERM"))
             trainer.enter_run_context(LastWords(signal.SIGTERM, words))
+
+    def _ask(self, trainer: AnyTrainer) -> None:
+        """Ask the deadline and, after every ``ask_every`` calls, the notices, and tell all processes the answer."""
+        if self._asks_deadline and self._deadline.is_near():
+            trainer.request_preemption(OF_DEADLINE)
+        if not self._notices:
+            return
+        self._num_questions += 1
+        if self._num_questions % self.ask_every == 0:
+            for notice in self._notices:
+                answer = notice.ask()
+                if answer is not notice.last_answer and notice.is_news(answer):
+                    if isinstance(answer, SaveAndStop):
+                        trainer.request_preemption(answer.reason)
+                    else:
+                        trainer.request_training_state()
 
     def _describe(self, trainer: AnyTrainer, what: str, do: str) -> str:
         return describe_interruption(what, trainer.num_updates_completed, self._newest, do)
@@ -328,10 +426,15 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._folder / name,
             asynchronous=self.asynchronous,
             sequence=self._last_sequence,
-            on_saved=self._tidy_up,
+            on_saved=partial(self._on_saved, self._last_save),
             keep_other_runs=True,
             on_error=self.on_save_error,
         )
+
+    def _on_saved(self, began: float, newest: Path) -> None:
+        upload = 0.0 if self._uploads is None else self._uploads.longest
+        self._deadline.record_save(time.monotonic() - began, upload)
+        self._tidy_up(newest)
 
     def _tidy_up(self, newest: Path) -> None:
         """Remove states that are too old, and incomplete states of an earlier process of this run."""
@@ -349,6 +452,13 @@ class SaveTrainingStateCallback(TrainerCallback):
         if self.max_checkpoints is not None:
             unsent = () if self._uploads is None else self._uploads.unsent
             _remove(partial(folder.keep, self.max_checkpoints, run, unsent))
+
+
+def _updates_until_agreed(trainer: AnyTrainer) -> int:
+    """Return the number of updates until all processes act on a request."""
+    if trainer.num_processes == 1:
+        return 1
+    return 2 if trainer.device.type == "cpu" else 4  # an accelerator reads the flags two updates late
 
 
 def _save_on(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ class Uploads:
     Attributes:
         store: The object store.
         next_sequence: On the first process, the sequence number of the next state, from ``begin``.
+        longest: The seconds that the longest upload of this run has taken; None before the first.
 
     Example:
         >>> import tempfile
@@ -85,6 +87,7 @@ class Uploads:
     ) -> None:
         self.store: RemoteFolder = RemoteFolder(url)
         self.next_sequence: int = 1
+        self.longest: float | None = None
         self._max_checkpoints = max_checkpoints
         self._errors = errors
         self._report = report
@@ -215,8 +218,10 @@ class Uploads:
                     return
 
     def _send(self, state: Path, run: str) -> CheckpointError | None:
+        began = time.monotonic()
         try:
             self.store.upload(state)
+            self.longest = max(self.longest or 0.0, time.monotonic() - began)
         except Exception as error:  # any error is reported to the run
             if isinstance(error, CheckpointNotFoundError) and len(self._unsent) > 1:
                 return None  # it was removed, because newer states are queued

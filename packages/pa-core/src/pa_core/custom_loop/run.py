@@ -29,7 +29,7 @@ from pa_core.data.epoch_lengths import EpochLengths
 from pa_core.distributed.collectives import gather_without_rows, tensors_with_gradient
 from pa_core.engine.any_trainer import AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.engine.parts import counting_samples, forget_gradients
-from pa_core.engine.prepare import check_data, fit_batches, place, require_usable, shard
+from pa_core.engine.prepare import check_data, fit_batches, follow_deepspeed, place, require_usable, shard
 from pa_core.engine.run_arguments import RunArguments, requested_epochs
 from pa_core.engine.run_descriptions import describe_start, require_same_parts
 from pa_core.engine.running import running, stopping_in_order
@@ -103,7 +103,9 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
     - ``on_training_run_epoch_end``: after the body of an epoch.
     - ``on_training_state_request``, ``on_preemption``: after the body of an update, if a state or a preemption was
       requested.
+    - ``on_preemption_check``: never, because an evaluation in a loop cannot be interrupted.
     - ``on_training_state_save``: before a training state is captured.
+    - ``on_training_state_saved``: a training state is complete on the disk.
     - ``on_train_steps_skipped``: a resumed run skips the batches that were trained before the interruption.
     - ``on_training_run_end``, ``on_stop_training_error``, ``on_exception``: the block ends.
 
@@ -520,6 +522,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
                 self.train_dataloader, 1 if per_batch else steps, arguments.max_num_train_steps, per_batch or 1
             )
             self.run_config = self._create_run_config(*arguments.numbers)
+            follow_deepspeed(self._session)
             self._session.resumption.record_hyperparameters(self)
             for name, factory in self._given.factories.items():
                 scheduler = create_scheduler(factory, self.optimizers[name], self._session.placeholder_values())
@@ -574,7 +577,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
             pass  # if only this process left the loop, the run must not end as complete
         self._session.checkpointer.next_phase = None
         self._session.finish()
-        self._session.checkpointer.settle()
+        self._session.checkpointer.settle(self._session.call)
 
     def _begin(self) -> None:
         """Restore a saved run, with the registered objects, when the first loop of the block begins."""

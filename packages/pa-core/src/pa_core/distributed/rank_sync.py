@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from signal import Signals
 from typing import Final, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pa_core._device_reads import copy_to_host, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
@@ -17,7 +19,7 @@ from pa_core.distributed.comparison import Describe, require_same
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.tracking import StepMeans
 
-NUM_FLAGS: Final = 5
+NUM_FLAGS: Final = 6
 """The number of flags in ``RankSync.local_flags``."""
 
 _UPDATES_UNTIL_READ = 2
@@ -53,6 +55,29 @@ class Request:
         """Return whether all processes do it now, and clear the request."""
         agreed, self.is_agreed = self.is_agreed, False
         return agreed
+
+
+@dataclass
+class PreemptionRequest(Request):
+    """The request to save a training state and end.
+
+    Attributes:
+        cause: The reason of the first request of this process, and its signal; None if this process made no request.
+    """
+
+    cause: tuple[str, Signals | None] | None = None
+
+    @override
+    def clear(self) -> None:
+        """Forget the request and its cause."""
+        super().clear()
+        self.cause = None
+
+    def pop_cause(self) -> tuple[str, Signals | None]:
+        """Return the cause of the lowest rank with a cause, and clear it; every process must call this."""
+        of_each = gather_objects(self.cause)
+        self.cause = None
+        return next(filter(None, of_each), ("", None))
 
 
 class LateReader:
@@ -113,14 +138,17 @@ class RankSync:
             may already have been requested.
         quiet: The names of events and hooks in which no process makes a request: ``together`` exchanges nothing after
             them. All processes have the same names, because ``add_up`` agrees on them.
+        num_written: The number of the last training state that this process, the first, has written completely; 0 on
+            the others. The thread that writes may set it with ``record_written``.
+        num_durable: The same number, once all processes know it.
         reader: Reads the flags of each update.
 
     Example:
         >>> import torch
         >>> rank_sync = RankSync(torch.device("cpu"), num_processes=1)
         >>> rank_sync.request_save()
-        >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
-        [False, False, True, False, 12.0]
+        >>> rank_sync.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, written states, items
+        [False, False, True, False, 0, 12.0]
         >>> rank_sync.act_on(torch.tensor(rank_sync.local_flags(items=12.0)), at_once=False)
         tensor(12.)
         >>> rank_sync.pop_requests()
@@ -128,16 +156,22 @@ class RankSync:
     """
 
     def __init__(
-        self, device: torch.device, num_processes: int, describe: Describe = dict, preempt: Request | None = None
+        self,
+        device: torch.device,
+        num_processes: int,
+        describe: Describe = dict,
+        preempt: PreemptionRequest | None = None,
     ) -> None:
         self._device = device
         self._num_processes = num_processes
         self._describe = describe
         self.stop: StopTrainingError | None = None
         self.save: Request = Request()
-        self.preempt: Request = preempt or Request()
+        self.preempt: PreemptionRequest = preempt or PreemptionRequest()
         self.is_pending: bool = True
         self.quiet: set[str] = set()
+        self.num_written: int = 0
+        self.num_durable: float = 0
         self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:
@@ -151,6 +185,7 @@ class RankSync:
             _is_not_finite(self.stop),
             self.save.is_requested,
             self.preempt.is_requested,
+            self.num_written,
             items,
         ]
 
@@ -158,14 +193,31 @@ class RankSync:
         """Request that all processes save a training state after the same update."""
         self.save.is_requested = self.is_pending = True
 
-    def request_preemption(self) -> None:
-        """Request that all processes save a training state after the same update, and end."""
+    def request_preemption(self, reason: str = "", signal: Signals | None = None) -> None:
+        """Request that all processes save a training state after the same update, and end.
+
+        Args:
+            reason: The reason; only the reason of the first request counts.
+            signal: The signal that is the reason, or None.
+        """
+        if self.preempt.cause is None:
+            self.preempt.cause = (reason, signal)
         self.preempt.is_requested = self.is_pending = True
+
+    def record_written(self, number: int) -> None:
+        """Record that a training state is written completely; all processes know after one of the next updates.
+
+        Args:
+            number: The number of the state in the run, from 1.
+        """
+        self.num_written = number
+        self.is_pending = True
 
     def pop_requests(self) -> tuple[bool, bool]:
         """Return whether all processes save a state now, and whether they are preempted; then clear the requests."""
         self.is_pending = False
         if self._num_processes == 1:
+            self.num_durable = self.num_written
             self.save.agree(self.save.is_requested)
             self.preempt.agree(self.preempt.is_requested)
         return self.save.pop(), self.preempt.pop()
@@ -328,8 +380,10 @@ class RankSync:
 
     def _apply(self, flags: list[float]) -> None:
         """Act on the flags of all processes."""
-        stop, not_finite, save, preempt, *_ = flags
+        stop, not_finite, save, preempt, written, *_ = flags
         self._agree(save, preempt)
+        if written > self.num_durable:
+            self.num_durable, self.is_pending = written, True
         if stop > 0:
             own = None if self.stop is None else (_is_not_finite(self.stop), _reason(self.stop))
             raise _agreed_stop(self.stop, gather_objects(own), not_finite=not_finite > 0)

@@ -6,7 +6,8 @@ the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_e
 ``on_prediction_run_end``.
 
 ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know about the request;
-``on_training_state_save`` fires before a training state is captured. A run that resumes from a training state fires the
+``on_training_state_save`` fires before a training state is captured, and ``on_training_state_saved`` on all processes
+after the same update, when the state is on the disk. A run that resumes from a training state fires the
 start event of the run again, and then restores the state of each callback. If the run resumes mid-epoch, the start
 event of the epoch and ``on_train_steps_skipped`` also fire before the states are restored.
 
@@ -28,6 +29,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from signal import Signals
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeAlias, cast, overload
 
@@ -65,7 +67,6 @@ from pa_core.engine.setup import RunState, Setup
 from pa_core.engine.subclasses import check_subclass
 from pa_core.errors import ArgumentTypeError, ConfigurationError, as_configuration_error
 from pa_core.run_config import TrainerRunConfig
-from pa_core.sharding.sharding_plan import read_settings
 from pa_core.steps import compatibility, input_checks
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import initial_hyperparameters
@@ -212,7 +213,7 @@ class AnyTrainer(ABC):
                 watch = HangDetector(max_wait_seconds, advise=advice_for_parted)
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(accelerator, arguments, model)
-        self._setup = Setup(accelerator, watch, read_settings(accelerator, arguments), reproducible is not None)
+        self._setup = Setup(accelerator, watch, arguments, reproducible is not None)
         self._setup.exchange = exchange = self.create_exchange()
         self._session = RunState(self._setup, {}, EvaluationSets(), Progress())
         check_exchange(exchange, reproducible=reproducible is not None)
@@ -1686,7 +1687,7 @@ class AnyTrainer(ABC):
             )
         self._session.rank_sync.request_save()
 
-    def request_preemption(self) -> None:
+    def request_preemption(self, reason: str = "", *, signal: Signals | None = None) -> None:
         """Request that all processes save a training state after the same update, and end the run to be resumed later.
 
         You call it if the machine will be taken away. A single process may make the request, even from a signal handler
@@ -1698,14 +1699,20 @@ class AnyTrainer(ABC):
         Outside of a training run, for example while the script still loads its data, the request counts for the next
         training run of this trainer, which ends after its first update.
 
+        Args:
+            reason: Why the run ends, which ``TrainingPreempted`` has as ``reason``, and the last line of the run shows.
+                If several processes have requested it, the reason of the lowest rank is used, and each process keeps
+                the reason of its first request. The default is an empty string, or the name of the signal.
+            signal: The signal that is the reason. The default, None, means that it is not a signal.
+
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
             >>> class EndAfterAnHour(TrainerCallback):
             ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
             ...         if trainer.run_history.clock.seconds > 3600:
-            ...             trainer.request_preemption()
+            ...             trainer.request_preemption("an hour is over")
         """
-        self._session.rank_sync.request_preemption()
+        self._session.rank_sync.request_preemption(reason or ("" if signal is None else signal.name), signal)
 
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states, for example your own samplers or counters.
@@ -2113,11 +2120,39 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
             **kwargs: Arguments that later versions may add.
         """
 
+    def on_preemption_check(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called between two batches of an evaluation that a preemption can interrupt, to ask whether the run ends.
+
+        All processes call it after the same batch, and only if ``trainer.preemptible`` is True. Call
+        ``trainer.request_preemption()`` in it on any process. Within the training, use ``on_optimizer_step_end``.
+
+        Args:
+            trainer: The trainer.
+            **kwargs: Arguments that later versions may add.
+        """
+
     def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called before a training state is captured, to complete pending work, for example to check the latest losses.
 
         Args:
             trainer: The trainer.
+            **kwargs: Arguments that later versions may add.
+        """
+
+    def on_training_state_saved(self, trainer: TrainerT_contra, path: Path, update: int, **kwargs: Any) -> None:
+        """Called when a training state is complete on the disk, on all processes after the same update.
+
+        Use it to report the state to other systems, for example to a scheduler; the processes may communicate in it. It
+        is called immediately after a state for which the run waits. If the state is written in the background, it is
+        called after one of the updates that follow, but at the latest before the next state is captured, before
+        ``train()`` or the block of a ``Run`` ends, or before ``TrainingPreempted`` is raised. Therefore, the call for
+        the last state may come after ``on_training_run_end``. It is not called for a state that could not be written,
+        or after any other exception has ended the run. Saving another state in it raises an error.
+
+        Args:
+            trainer: The trainer.
+            path: The directory of the state, as the first process names it.
+            update: The number of optimizer updates that the state contains.
             **kwargs: Arguments that later versions may add.
         """
 

@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 from pa_core._tensors import missing_methods
@@ -118,6 +119,13 @@ def with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         method: The bound method.
     """
+    function = getattr(method, "__func__", None)
+    if (
+        isinstance(function, FunctionType)
+        and not hasattr(function, "__wrapped__")
+        and function.__code__.co_flags & inspect.CO_VARKEYWORDS
+    ):  # a signature takes ten times as long
+        return method
     parameters = inspect.signature(method).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return method

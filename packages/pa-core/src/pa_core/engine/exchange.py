@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -267,13 +267,13 @@ class Exchange(Protocol):
         Args:
             part: The trained part. ``part.parameters()`` yields its parameters; leave out parameters for which
                 ``part.is_plain(parameter)`` is False.
-            flags: Returns five numbers of this process; call it once. With these numbers, processes request a stop, a
-                training state or a preemption from each other, and exchange how many items (for example tokens) they
-                had. Add up each number over the processes, in float32 or float64, for example in the same message as
-                the gradients.
+            flags: Returns six numbers of this process; call it once. With these numbers, processes request a stop, a
+                training state or a preemption from each other, learn which state is written, and exchange how many
+                items (for example tokens) they had. Add up each number over the processes, in float32 or float64, for
+                example in the same message as the gradients.
 
         Returns:
-            The five sums, a tensor of shape ``(5,)`` on the device of the run. Return None only on a single process,
+            The six sums, a tensor of shape ``(6,)`` on the device of the run. Return None only on a single process,
             which then acts on its own flags.
 
         Example:
@@ -605,11 +605,11 @@ class Alone:
 
         Args:
             part: The trained part.
-            flags: Not called here. It returns five numbers of this process, for example whether it requests a stop.
+            flags: Not called here. It returns six numbers of this process, for example whether it requests a stop.
 
         Returns:
-            None, because there are no other processes. An override returns the sums of the five flags over all
-            processes, a tensor of shape ``(5,)`` on the device of the run.
+            None, because there are no other processes. An override returns the sums of the six flags over all
+            processes, a tensor of shape ``(6,)`` on the device of the run.
         """
         return None
 
@@ -729,22 +729,20 @@ class Alone:
         return False
 
 
-class _BufferPlaces:
-    """The places of buffers in modules, found once; a forward pass may assign other tensors.
+_BufferPlaces: TypeAlias = list[tuple[dict[str, Tensor | None], str]]
 
-    Args:
-        modules: The modules. Layers and buffers that are added later are not found.
-    """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        parts = dict.fromkeys(part for module in modules for part in module.modules())
-        held: list[dict[str, Tensor | None]] = [vars(part)[BUFFERS] for part in parts]
-        self._places = [(buffers, name) for buffers in held for name in buffers]
+def _find_buffer_places(modules: Iterable[nn.Module]) -> _BufferPlaces:
+    """Return the places of buffers in modules, in which a forward pass may put other tensors."""
+    parts = dict.fromkeys(part for module in modules for part in module.modules())
+    held: list[dict[str, Tensor | None]] = [vars(part)[BUFFERS] for part in parts]
+    return [(buffers, name) for buffers in held for name in buffers]
 
-    def tensors(self) -> list[Tensor]:
-        """Return the current buffers, each tensor once."""
-        there = (buffers.get(name) for buffers, name in self._places)
-        return list({id(buffer): buffer for buffer in there if buffer is not None}.values())
+
+def _buffers_at(places: _BufferPlaces) -> list[Tensor]:
+    """Return the current buffers, each tensor once."""
+    there = (buffers.get(name) for buffers, name in places)
+    return list({id(buffer): buffer for buffer in there if buffer is not None}.values())
 
 
 class Averaged(Alone):
@@ -789,7 +787,7 @@ class Averaged(Alone):
         self._accelerator = accelerator
         self._exchanges: dict[Part, GradientExchange] = {}
         self._num_compared: dict[Part, int] = {}
-        self._buffers: _BufferPlaces | None = None
+        self._buffers: _BufferPlaces = []
 
     @override
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
@@ -823,7 +821,7 @@ class Averaged(Alone):
         """
         for exchange in self._exchanges.values():
             exchange.close()
-        self._exchanges, self._num_compared, self._buffers = {}, {}, None
+        self._exchanges, self._num_compared, self._buffers = {}, {}, []
 
     @override
     def start_epoch(self, models: Callable[[], Mapping[str, nn.Module]]) -> None:
@@ -838,7 +836,7 @@ class Averaged(Alone):
         """
         for exchange in self._exchanges.values():
             exchange.end_update()
-        self._buffers = _BufferPlaces(models().values()) if self.shares_buffers else None
+        self._buffers = _find_buffer_places(models().values()) if self.shares_buffers else []
 
     @override
     def end_epoch(self) -> None:
@@ -847,7 +845,7 @@ class Averaged(Alone):
         The run calls this after the last update of an epoch, before its evaluation. An override has to call
         ``super().end_epoch()``.
         """
-        self._buffers = None
+        self._buffers = []
 
     @override
     def start_batch(self, place: BatchPlace) -> None:
@@ -859,8 +857,8 @@ class Averaged(Alone):
         Args:
             place: The place of the batch in its update; only ``place.starts_group`` is used.
         """
-        if place.starts_group and self._buffers is not None:
-            broadcast_tensors(self._buffers.tensors())
+        if place.starts_group and self._buffers:
+            broadcast_tensors(_buffers_at(self._buffers))
 
     @override
     def start_last_pass(self, part: Part, *, overlaps: bool) -> None:
@@ -886,11 +884,12 @@ class Averaged(Alone):
 
         Args:
             part: The trained part.
-            flags: Returns five numbers of this process: whether it requests a stop, has a loss that is not finite,
-                requests a training state, or is preempted, and its number of items. It is called once.
+            flags: Returns six numbers of this process: whether it requests a stop, has a loss that is not finite,
+                requests a training state, or is preempted, the last state that it has written, and its number of items.
+                It is called once.
 
         Returns:
-            The sums of these numbers over all processes, a tensor of shape ``(5,)`` on the device.
+            The sums of these numbers over all processes, a tensor of shape ``(6,)`` on the device.
 
         Raises:
             RanksDifferError: In the first updates of a sharded model, the processes have different optimizer settings,
@@ -1117,12 +1116,12 @@ class Tree(Alone):
 
         Args:
             part: The trained part.
-            flags: Returns five numbers of this process: whether it requests a stop, has a loss that is not finite,
-                requests a training state, or is preempted, and its number of items. It is called once, or not at all on
-                a single process.
+            flags: Returns six numbers of this process: whether it requests a stop, has a loss that is not finite,
+                requests a training state, or is preempted, the last state that it has written, and its number of items.
+                It is called once, or not at all on a single process.
 
         Returns:
-            The sums of these numbers over all processes, a tensor of shape ``(5,)`` on the device; None on a single
+            The sums of these numbers over all processes, a tensor of shape ``(6,)`` on the device; None on a single
             process.
         """
         self._end_batch()

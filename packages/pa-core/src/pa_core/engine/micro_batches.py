@@ -104,34 +104,45 @@ def _of_keyed_loader(
     rank: int,
     steps_done: int,
 ) -> Iterator[tuple[BatchPlace, Any]]:
-    """Iterate over batches whose sizes the split knows; they are computed only for steps that are not full."""
+    """Iterate over batches whose sizes the split knows; full updates have the same places, apart from the step."""
     split, arriving = loader.split, iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
-    cut = split if split.fixed_batches else None
-    share = split.num_processes if cut is None else 1  # gradients are averaged, or added up
-    full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
+    alike = 0 if split.fixed_batches else min(split.num_full_steps, steps)
+    places: list[BatchPlace] = []
     for first in range(0, steps, accumulation_steps):
-        group = range(first, min(first + accumulation_steps, steps))
-        block, num_micro_batches = (range(0), 0) if cut is None else cut.micro_batches(first, rank)
-        sizes = [size_of_full] * len(group)
-        if group[-1] >= full:
-            sizes = [size_of_full if step < full else split.size(step) for step in group]
-        total = sum(sizes)
-        for step, size in zip(group, sizes, strict=True):
-            mine = split.batch_size if step < full else len(split.piece(step, rank))
-            place = BatchPlace(
-                steps_done + step + 1,
-                weight=mine * share / total,
-                ends_group=step == group[-1],
-                global_samples=size,
-                is_empty=mine == 0,
-                samples=mine,
-                some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
-                micro_batch=block[step - first] if step - first < len(block) else None,
-                num_micro_batches=num_micro_batches,
-                starts_group=step == first,
-            )
-            yield place, None if mine == 0 else next(arriving)
+        if not places or first + accumulation_steps > alike:
+            places = _places_of_group(loader, first, min(accumulation_steps, steps - first), rank)
+        step = steps_done + first
+        for place in places:
+            step += 1
+            yield BatchPlace(step, *place[1:]), None if place.is_empty else next(arriving)
+
+
+def _places_of_group(loader: KeyedDataLoader[Any], first: int, length: int, rank: int) -> list[BatchPlace]:
+    """Return the places of the batches of an update, whose steps are counted from the first of them."""
+    split = loader.split
+    share = 1 if split.fixed_batches else split.num_processes  # gradients are added up, or averaged
+    block, num_micro_batches = split.micro_batches(first, rank)
+    full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
+    steps = range(first, first + length)
+    sizes = [size_of_full if step < full else split.size(step) for step in steps]
+    of_process = [split.batch_size if step < full else len(split.piece(step, rank)) for step in steps]
+    total = sum(sizes)
+    return [
+        BatchPlace(
+            number + 1,
+            weight=mine * share / total,
+            ends_group=number + 1 == length,
+            global_samples=size,
+            is_empty=mine == 0,
+            samples=mine,
+            some_are_empty=first + number >= full and not split.piece(first + number, split.num_processes - 1),
+            micro_batch=block[number] if number < len(block) else None,
+            num_micro_batches=num_micro_batches,
+            starts_group=number == 0,
+        )
+        for number, (size, mine) in enumerate(zip(sizes, of_process, strict=True))
+    ]
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:

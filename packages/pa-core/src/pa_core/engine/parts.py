@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pa_core import _accelerate
 from pa_core._attributes import temporarily
-from pa_core._tensors import is_sharded_module, parameters_of, parameters_of_module, unwrap_model
+from pa_core._tensors import clear_gradients, is_sharded_module, parameters_of, parameters_of_module, unwrap_model
 from pa_core.engine.accumulation import Accumulation
 from pa_core.errors import StopTrainingError, UnsupportedConfigurationError
 from pa_core.sharding.sharded_modules import ShardedModules
@@ -226,7 +226,7 @@ class Part:
         their gradients.
         """
         for optimizer in self.optimizers.values():
-            optimizer.zero_grad()
+            clear_gradients(optimizer)
 
     def parameters(self) -> Iterator[Tensor]:
         """Iterate over the parameters of all optimizers of the part, frozen parameters included.

@@ -61,6 +61,21 @@ def require_usable(session: Session, loaders: Iterable[SizedIterable | None], mo
         reproducible_checks.require_usable(loaders, models)
 
 
+def follow_deepspeed(session: Session) -> None:
+    """Raise an error if the run differs from the configuration of DeepSpeed, if any, and print how it is run.
+
+    Args:
+        session: The run, whose config exists.
+
+    Raises:
+        ConfigurationError: The run has different batches, accumulation or clipping.
+    """
+    trainer, deepspeed = session.trainer, session.setup.deepspeed
+    if deepspeed is not None:
+        deepspeed.require_agreement(trainer.run_config)
+        print_once(trainer, deepspeed.describe(trainer.num_processes))
+
+
 def fit_batches(
     session: Session,
     arguments: RunArguments,

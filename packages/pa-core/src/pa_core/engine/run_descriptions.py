@@ -32,7 +32,11 @@ def describe_start(trainer: AnyTrainer, progress: Progress) -> dict[str, object]
         progress: The position of the run.
     """
     schedulers = _titled("scheduler", trainer.named_schedulers())
-    return {**describe_course(trainer, progress, is_training=True), **rank_checks.describe_schedulers(schedulers)}
+    return {
+        **describe_course(trainer, progress, is_training=True),
+        **rank_checks.describe_schedulers(schedulers),
+        "preemptible": trainer.preemptible,
+    }
 
 
 def describe_course(trainer: AnyTrainer, progress: Progress, *, is_training: bool) -> dict[str, object]:

@@ -16,14 +16,14 @@ from pa_core._attributes import temporarily
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed.comparison import Describe
-from pa_core.distributed.rank_sync import RankSync, Request
+from pa_core.distributed.rank_sync import PreemptionRequest, RankSync
 from pa_core.engine.added_modules import AddedModules
 from pa_core.engine.dry_run import attributes_restored, dry_run
 from pa_core.engine.exchange import Alone, Exchange, require_between_steps
 from pa_core.engine.optimizer_modes import OptimizerModes
 from pa_core.engine.parts import Part
 from pa_core.run_config import TrainerRunConfig
-from pa_core.sharding.sharding_plan import ShardingSettings
+from pa_core.sharding.sharding_plan import ShardingSettings, read_settings
 from pa_core.tracking import InMemoryRunHistory, StepMeans
 from pa_core.training_state.checkpointer import Checkpointer
 from pa_core.training_state.progress import Progress
@@ -34,6 +34,7 @@ from pa_distributed import HangDetector
 
 if TYPE_CHECKING:  # few runs need it; the import of the others stays fast
     from pa_core.engine.fitting import BatchSizeFitting
+    from pa_core.sharding.deepspeed_config import DeepSpeedConfig
 
 RunKind: TypeAlias = Literal["train", "evaluate", "predict"]
 
@@ -72,7 +73,7 @@ class Setup:
     Args:
         accelerator: The accelerator of the trainer.
         watch: The watch that ends all processes if one of them waits too long for another.
-        sharding: The settings of sharding, or None.
+        arguments: The arguments of the Accelerator, from ``compatibility.create_accelerator``.
         reproducible: Whether runs are bit-for-bit identical on any number of processes.
 
     Attributes:
@@ -84,6 +85,7 @@ class Setup:
         watch: The watch for hanging processes.
         sharding: The settings of sharding, or None.
         reproducible: Whether runs are bit-for-bit identical on any number of processes.
+        deepspeed: The configuration of DeepSpeed that the sharding follows, or None.
         exchange: The exchange of gradients between processes.
         loaders: The creation and splitting of loaders.
         checkpointer: The saving of training states.
@@ -99,7 +101,7 @@ class Setup:
         self,
         accelerator: _accelerate.AcceleratorLike,
         watch: HangDetector,
-        sharding: ShardingSettings | None,
+        arguments: dict[str, Any],
         reproducible: bool = False,
     ) -> None:
         self.accelerator = accelerator
@@ -108,8 +110,9 @@ class Setup:
         self.is_local_main_process: bool = accelerator.is_local_main_process
         self.device: torch.device = _accelerate.device_of(accelerator)
         self.watch = watch
-        self.sharding = sharding
+        self.sharding: ShardingSettings | None = read_settings(accelerator, arguments)
         self.reproducible = reproducible
+        self.deepspeed: DeepSpeedConfig | None = arguments["deepspeed"]
         self.exchange: Exchange = Alone()
         self.loaders: Loaders = Loaders(accelerator, fixed_batches=reproducible)
         self.checkpointer: Checkpointer = Checkpointer()
@@ -118,7 +121,7 @@ class Setup:
         self.hooks: TrainingHooks = TrainingHooks()
         self.makes_optimizer: bool = False
         self.turn: list[None] = [None]
-        self.preempt: Request = Request()
+        self.preempt: PreemptionRequest = PreemptionRequest()
 
 
 class RunState:

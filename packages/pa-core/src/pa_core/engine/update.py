@@ -24,6 +24,7 @@ __all__ = ["BEFORE_FIRST", "AnyUpdate", "Batches", "TrainerUpdate", "updates_of_
 
 _STEP_START = TrainerCallback.on_train_step_start.__name__
 _STEP_END = TrainerCallback.on_train_step_end.__name__
+_UPDATE_END = TrainerCallback.on_optimizer_step_end.__name__
 
 
 class Batches:
@@ -254,11 +255,12 @@ class AnyUpdate:
         if is_made:
             if samples is not None:
                 means.count_samples(samples)
-            checkpointer.is_between_steps = True
-            try:
-                session.call(TrainerCallback.on_optimizer_step_end, update=session.progress.updates)
-            finally:
-                checkpointer.is_between_steps = False
+            if _UPDATE_END in session.trainer.callback_handler.heard:
+                checkpointer.is_between_steps = True
+                try:
+                    session.call(_UPDATE_END, update=session.progress.updates)
+                finally:
+                    checkpointer.is_between_steps = False
         means.end_step()
 
 

@@ -18,6 +18,8 @@ from pa_core.user_warnings import warn_user
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    from pa_core.sharding.deepspeed_config import DeepSpeedConfig
+
 
 class ShardingSettings(NamedTuple):
     """Settings of the sharding of models.
@@ -62,6 +64,13 @@ def read_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str,
     num_replicas = 1 if parallelism is None else int(parallelism.dp_replicate_size)
     if plugin is not None:
         return _settings_of_plugin(plugin, num_replicas)
+    deepspeed: DeepSpeedConfig | None = arguments["deepspeed"]
+    if deepspeed is not None and deepspeed.stage > 0:
+        return ShardingSettings(
+            reshard_after_forward=deepspeed.reshards_after_forward,
+            offloads_to_cpu=deepspeed.offloads_to_cpu,
+            num_replicas=num_replicas,
+        )
     if parallelism is not None and parallelism.dp_shard_size > 1:
         return ShardingSettings(num_replicas=num_replicas)
     return None

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +16,9 @@ from pa_core._tensors import is_sharded_module
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.steps.input_checks import check_precision_and_device
 from pa_core.user_warnings import warn_user
+
+if TYPE_CHECKING:  # few runs need it
+    from pa_core.sharding.deepspeed_config import DeepSpeedConfig
 
 _KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
 _ENGINE = "It has its own training engine. Launch with accelerate launch --use_fsdp --fsdp_version 2."
@@ -44,10 +47,11 @@ def create_accelerator(
         cpu: The argument of the trainer.
 
     Returns:
-        The Accelerator, and its keyword arguments.
+        The Accelerator, and its keyword arguments, with the ``DeepSpeedConfig`` (or None) under "deepspeed".
 
     Raises:
-        ConfigurationError: ``mixed_precision`` is unknown, or ``create`` set a different precision.
+        ConfigurationError: ``mixed_precision`` is unknown, or ``create`` or the configuration of DeepSpeed sets a
+            different precision.
         ArgumentTypeError: ``cpu`` is not a bool, or ``create`` returned an object that is not an Accelerator.
         UnsupportedConfigurationError: The environment requires a feature that a run does not have, or an earlier
             Accelerator has fixed a different precision or device for the whole process.
@@ -72,6 +76,7 @@ def create_accelerator(
             given=type(accelerator).__name__,
             do="End it with: return Accelerator(...).",
         )
+    arguments["deepspeed"] = _read_deepspeed(accelerator, arguments, mixed_precision)
     if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
         requested, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
     elif cpu and accelerator.device.type != "cpu":
@@ -84,11 +89,25 @@ def create_accelerator(
     )
 
 
+def _read_deepspeed(
+    accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], mixed_precision: str | None
+) -> DeepSpeedConfig | None:
+    plugin = arguments.pop("deepspeed_plugin")
+    if plugin is None:
+        return None
+    from pa_core.sharding.deepspeed_config import read_deepspeed
+
+    deepspeed = read_deepspeed(plugin)
+    by_launcher = arguments.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    requested = mixed_precision or (None if by_launcher in {"", "no"} else by_launcher)  # "no" is its default
+    deepspeed.require_precision(requested, accelerator.mixed_precision)
+    return deepspeed
+
+
 def _reject_variables() -> None:
     """Raise an error for variables that accelerate's plugins also set, and that accelerate partly ignores on a CPU."""
-    for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"):
-        if _is_true(variable):
-            raise _unsupported(f"{variable}={os.environ[variable]}", _ENGINE)
+    if _is_true("ACCELERATE_USE_MEGATRON_LM"):
+        raise _unsupported("ACCELERATE_USE_MEGATRON_LM=true", _ENGINE)
     if _is_true("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION", "1") == "1":
         raise _unsupported("ACCELERATE_USE_FSDP with FSDP_VERSION=1, the default,", _FSDP1)
     if os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower() == "fp8":
@@ -130,15 +149,19 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
         )
     handler: Any = getattr(accelerator, "ddp_handler", None)
     plugin = _accelerate.sharding_plugin(accelerator, arguments)
+    deepspeed: DeepSpeedConfig | None = arguments["deepspeed"]
+    is_sharded = plugin is not None or (deepspeed is not None and deepspeed.stage > 0)
+    if plugin is not None and deepspeed is not None:
+        raise _unsupported("A configuration of DeepSpeed together with a plugin of FSDP", "Pass one of them.")
     if accelerator.mixed_precision == "fp8":
         raise _unsupported("mixed_precision='fp8'", _FP8)
     if handler is not None and "power_sgd" in str(handler.comm_hook.value):
         raise _unsupported(f"comm_hook={handler.comm_hook.name}", "Use BF16 or FP16, which send half as much.")
     if plugin is not None and plugin.fsdp_version == 1:
         raise _unsupported("FullyShardedDataParallelPlugin(fsdp_version=1)", _FSDP1)
-    if plugin is not None and _accelerate.computed_precision(accelerator) == "fp16":
+    if is_sharded and _accelerate.computed_precision(accelerator) == "fp16":
         raise _unsupported("mixed_precision='fp16' with FSDP", "Its gradients would not be scaled. Use bf16.")
-    _require_data_parallel(_accelerate.parallelism_config(accelerator, arguments), processes, plugin is not None)
+    _require_data_parallel(_accelerate.parallelism_config(accelerator, arguments), processes, is_sharded)
     if not settings.device_placement:
         raise _unsupported("device_placement=False", "Leave it out, and choose the device when launching.")
     # Accelerate takes the argument and ignores it; only the setting of DataLoaderConfiguration has an effect.
@@ -150,9 +173,8 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
 
 
 def _require_no_other_engine(kind: str, arguments: dict[str, Any]) -> None:
-    for argument in _accelerate.OTHER_ENGINES:
-        if arguments.get(argument) is not None:
-            raise _unsupported(f"{argument}={type(arguments[argument]).__name__}(...)", _ENGINE)
+    if arguments.get("megatron_lm_plugin") is not None:
+        raise _unsupported(f"megatron_lm_plugin={type(arguments['megatron_lm_plugin']).__name__}(...)", _ENGINE)
     if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
         raise _unsupported(f"The distributed type {kind}", _ENGINE)
 

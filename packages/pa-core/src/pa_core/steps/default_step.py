@@ -543,7 +543,7 @@ def _number_of_samples(inputs: Any, targets: Any) -> int:
     """Return the length of the targets or, if they are several tensors, of the inputs."""
     for item in (targets, inputs):
         if isinstance(item, Tensor) and item.dim() > 0:
-            return len(item)
+            return item.size(0)
     mapping = next((item for item in (targets, inputs) if is_mapping(item)), None)
     return len(targets) if mapping is None else count_samples(mapping, may_differ=True)
 

@@ -446,9 +446,10 @@ class StepMeans(dict[str, LossTracker]):
         counted are dropped.
         """
         self.is_in_step = False
-        self._names_of_step.clear()
         self._samples = None
-        self._pending = {}
+        if self._names_of_step:
+            self._names_of_step.clear()
+            self._pending = {}
 
     def add(self, loss: MetricValue, weight: int, samples: int) -> None:
         """Add the loss of the step to ``losses``, and count the samples of the step.
@@ -487,9 +488,11 @@ class StepMeans(dict[str, LossTracker]):
         Args:
             samples: The number of samples of this process in the step. With 0, the values of the step are dropped.
         """
-        self._samples, pending, self._pending = samples, self._pending, {}
-        for name in pending:
-            self._add(name, pending[name], samples)
+        self._samples = samples
+        if self._pending:
+            pending, self._pending = self._pending, {}
+            for name in pending:
+                self._add(name, pending[name], samples)
 
     def log(self, name: str, value: MetricValue, count: int | None = None) -> None:
         """Add a value of the current step to the mean of its name.

@@ -645,7 +645,10 @@ class InMemoryRunHistory(RunHistory):
         name = self._prefix + metric_name
         value = metric_value if type(metric_value) is float else recordable(name, metric_value)
         for full_name, number in ((name, value), *numbers_of_mapping(name, value)):
-            self._metrics.setdefault(full_name, _Series()).append(number, self.clock)
+            series = self._metrics.get(full_name)
+            if series is None:
+                series = self._metrics[full_name] = _Series()
+            series.append(number, self.clock)
 
     @property
     @override

@@ -27,6 +27,7 @@ from pa_core.errors import (
     ConfigurationError,
     NonFiniteLossError,
     OtherProcessError,
+    StopTrainingError,
     TrainingPreempted,
 )
 from pa_core.training_state.model_state import TrainedLayers
@@ -92,6 +93,14 @@ class StateRequest(NamedTuple):
     may_fail: bool = False
 
 
+class _UnderWay(NamedTuple):
+    """A state that is being written: its number in the run, the path on the first process, and its update."""
+
+    number: int
+    path: Path
+    update: int
+
+
 class _Evaluation(NamedTuple):
     """An evaluation that may be interrupted: the phase after an interruption, and the RNG state before it."""
 
@@ -133,6 +142,8 @@ class Checkpointer:
         self.registered: list[SupportsStateDict] = []
         self._writer = Writer()
         self._last_may_fail = False
+        self._under_way: _UnderWay | None = None  # of the last run, if a script saved it after the run
+        self._is_announcing = False
         self._folders: dict[Path, FolderLock | None] = {}  # reserved for the run; the first process locks them
         self._stores: list[RemoteFolder] = []
         self._has_trained = False
@@ -154,6 +165,7 @@ class Checkpointer:
         self._script: RunScriptState | None = None
         self._buffers = OwnBuffers()
         self._requests: list[tuple[StateRequest, dict[str, Any]]] = []  # with copies of their extras
+        self._num_states = 0
         self._rng_state: Mapping[str, Any] | None = None
         self._num_evaluations = 0
         self._evaluation: _Evaluation | None = None
@@ -199,7 +211,7 @@ class Checkpointer:
         )
 
     def checkpoint(self, run: ResumableRun, call: Callable[..., object]) -> None:
-        """Save the requested states, at a safe point.
+        """Save the requested states, and announce a state that is complete by now, at a safe point.
 
         Args:
             run: The run.
@@ -216,6 +228,8 @@ class Checkpointer:
         # A run that is complete must not be started again: the process ends as if no preemption had been requested.
         is_preempted = is_preempted and self.next_phase is not Phase.COMPLETE
         try:
+            if self._under_way is not None and self._under_way.number <= rank_sync.num_durable:
+                self._complete_last(call)
             if is_saved:
                 call("on_training_state_request", update=self._state.progress.updates)
             if is_preempted:
@@ -225,8 +239,8 @@ class Checkpointer:
         finally:
             rank_sync.is_pending |= bool(self._requests)  # if a callback stopped the run
         if is_preempted:
-            self.settle()
-            raise TrainingPreempted
+            self.settle(call)
+            raise TrainingPreempted(*rank_sync.preempt.pop_cause())
         self._interrupted = None
 
     def end(self, exception: BaseException, device: torch.device) -> None:
@@ -240,16 +254,18 @@ class Checkpointer:
         if self.next_phase is not None:
             self._rng_state = capture_rng_state(device)
 
-    def settle(self) -> None:
+    def settle(self, call: Callable[..., object]) -> None:
         """Wait for a state that is written in the background, and check that the folders still belong to this run.
+
+        Args:
+            call: A function that calls the listeners of an event by its name.
 
         Raises:
             CheckpointError: The state could not be written, or a folder was moved, replaced, removed or acquired by
                 another run.
             OSError: The state could not be written.
         """
-        with self._warning_of_last_one():
-            self._writer.wait()
+        self._complete_last(call)
         if self._folders:
             with _raising_on_all():
                 for lock in filter(None, self._folders.values()):
@@ -314,11 +330,12 @@ class Checkpointer:
         finally:
             self._evaluation = None
 
-    def interrupt_evaluation_if_requested(self, run: ResumableRun) -> None:
+    def interrupt_evaluation_if_requested(self, run: ResumableRun, call: Callable[..., object]) -> None:
         """Interrupt an evaluation between two batches if the run is preempted, after the same batch on all processes.
 
         Args:
             run: The run.
+            call: A function that calls the listeners of an event by its name.
 
         Raises:
             EvaluationInterrupted: A process requested preemption.
@@ -327,6 +344,7 @@ class Checkpointer:
             return
         # Custom loaders of other kinds may have different numbers of batches on each process.
         if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
+            call("on_preemption_check")
             self._state.rank_sync.agree_on_preemption()
         if self._state.rank_sync.preempt.is_agreed:
             raise EvaluationInterrupted
@@ -384,10 +402,15 @@ class Checkpointer:
             request: The state.
 
         Raises:
-            ConfigurationError: There was no training yet.
+            ConfigurationError: There was no training yet, or the last state is being announced.
             CheckpointError: A further entry cannot be stored.
         """
         self._require_training()
+        if self._is_announcing:
+            raise ConfigurationError(
+                "save_training_state() was called in on_training_state_saved, which each state causes again.",
+                do="Call it in on_optimizer_step_end, for example.",
+            )
         self._writer.check({"extras": request.extras})
         self._state.rank_sync.is_pending = True
         self._requests.append((request, copy.deepcopy(dict(request.extras))))
@@ -452,6 +475,7 @@ class Checkpointer:
 
     def _save_requested(self, run: ResumableRun, call: Callable[..., object]) -> None:
         self.check_layers(run)
+        self._complete_last(call)
         phase = self._require_phase()
         if phase is not Phase.COMPLETE:
             with self._state.rank_sync.together():
@@ -462,15 +486,25 @@ class Checkpointer:
         parts = self._capture(run, position)
         requests, self._requests = self._requests, []
         for request, extras in requests:
+            self._complete_last(call)
             self._write(request, {**parts, "extras": extras}, position)
+            if not request.asynchronous:
+                self._complete_last(call)
 
     def _write(self, request: StateRequest, parts: Mapping[str, Any], position: Position) -> None:
-        with self._warning_of_last_one():
-            self._writer.wait()
         self._last_may_fail = request.may_fail
-        run, directory = self._state.resumption.name, request.directory
+        run, directory, rank_sync = self._state.resumption.name, request.directory, self._state.rank_sync
         if request.keeps_other_runs:
             directory = Folder(directory.parent).path_for(directory.name, run)
+        self._num_states += 1
+        number = self._num_states
+
+        def record(path: Path) -> None:
+            if request.on_saved is not None:
+                request.on_saved(path)
+            rank_sync.record_written(number)
+
+        of_first = distributed.gather_objects(directory)[0]
         with self._warning_of_last_one():
             self._writer.save(
                 directory,
@@ -478,8 +512,31 @@ class Checkpointer:
                 summary=_summary(request, position, run),
                 blocking=not request.asynchronous,
                 lock=self._folders.get(directory.parent),
-                on_saved=request.on_saved,
+                on_saved=record,
             )
+            self._under_way = _UnderWay(number, of_first, position.updates)
+
+    def _complete_last(self, call: Callable[..., object]) -> None:
+        """Wait for the state that is being written, and announce it if it is complete.
+
+        Raises:
+            CheckpointError: The state could not be written.
+            OSError: The state could not be written.
+        """
+        state, self._under_way, is_written = self._under_way, None, False
+        with self._warning_of_last_one():
+            self._writer.wait()
+            is_written = True
+        if state is None or not is_written:
+            return
+        self._is_announcing = True
+        try:
+            call("on_training_state_saved", path=state.path, update=state.update)
+        except StopTrainingError:
+            if self.next_phase not in (None, Phase.COMPLETE):  # it would have no effect on a run that has ended
+                raise
+        finally:
+            self._is_announcing = False
 
     @contextmanager
     def _warning_of_last_one(self) -> Generator[None]:
