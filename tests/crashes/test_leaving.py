@@ -72,7 +72,8 @@ class LeavingRun:
 @pytest.fixture(scope="module")
 def seed(pytestconfig: pytest.Config) -> int:
     """What the cases are drawn from."""
-    of_command_line: int = pytestconfig.getoption("--crash-seed")
+    of_command_line: int | None = pytestconfig.getoption("--crash-seed")
+    assert of_command_line is not None
     return of_command_line
 
 

@@ -134,7 +134,8 @@ class PlannedMemory:
         optimizer: The state of the optimizers after an update; None if it could not be predicted.
         activations: The memory that the forward pass of a batch keeps for its backward pass.
         peak: The largest memory use at any time within an update, for all of the above, the batch, and the temporary
-            tensors of operations.
+            tensors of operations. A CPU without AVX-512 has no kernels for convolutions in bf16, and needs up to twice
+            as much for them.
         peak_on_accelerator: The same on a GPU, even if there is none: in blocks of 512 bytes, with optimizers that work
             on all parameters at once. It corresponds to ``torch.cuda.max_memory_allocated``, without workspaces of
             cuDNN and cuBLAS; layers that have other kernels there, such as attention and LSTM, need more or less. The
