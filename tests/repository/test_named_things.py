@@ -21,6 +21,7 @@ CLEAN = [
     "pa_compat",
     "pa_core",
     "pa_data",
+    "pa_deepspeed",
     "pa_distributed",
     "pa_finetuning",
     "pa_preflight",

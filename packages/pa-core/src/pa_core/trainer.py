@@ -598,8 +598,7 @@ class Trainer(
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as the arguments of ``train()`` say, once per update, after any scaling is undone."""
-        if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
-            self._session.clip(self._session.parts[_OPTIMIZER].parameters)
+        self._session.clip(self._session.parts[_OPTIMIZER])
 
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; override it to step the optimizer with other arguments.

@@ -33,7 +33,6 @@ from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.engine.run_descriptions import describe_course
 from pa_core.engine.setup import RunState, Setup
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
-from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.steps.default_step import no_sample_counted
 from pa_core.steps.placeholders import TrainerPlaceholderValues
 from pa_core.tracking import StepMeans
@@ -391,7 +390,8 @@ class Session(RunState):
             return iter(())
         for part in self.parts.values():
             part.accumulation.counts_samples = count is not None and count.expected is None
-        self.has_padding_batches = self.setup.hooks.pads or any(part.is_sharded for part in self.parts.values())
+        needs_all = self.exchange.pads_batches or any(part.is_sharded for part in self.parts.values())
+        self.has_padding_batches = self.setup.hooks.pads or needs_all
         self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
@@ -535,7 +535,7 @@ class Session(RunState):
 
     def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
         try:
-            self.clip(part.parameters)
+            self.clip(part)
             if not overflowed:
                 part.step()
                 if self.arguments.stepping.after == "update":
@@ -545,17 +545,18 @@ class Session(RunState):
             raise
         part.zero_grad()
 
-    def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+    def clip(self, part: Part) -> None:
         """Clip the gradients of an update by the arguments of the run.
 
         Args:
-            parameters: Returns the parameters of the update.
+            part: The part of the update.
         """
         config = self.trainer.run_config
-        if config.gradient_clip_value is not None:
-            clip_gradient_values(parameters(), config.gradient_clip_value)
-        if config.gradient_clip_norm is not None:
-            self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
+        value, norm = config.gradient_clip_value, config.gradient_clip_norm
+        if value is not None or norm is not None:
+            before = self.exchange.clip_gradients(part, value=value, norm=norm)
+            if norm is not None:
+                self.trainer.gradient_norm = before
 
     def step_schedulers(self, part: Part) -> None:
         """Step the schedulers of a part after its update.
