@@ -93,18 +93,9 @@ BUILT, SITE = {"TYPED_WHEELS": str(ROOT / WHEELS)}, {"BUILT_SITE": str(ROOT / OU
 CELLS = {"one_process": (1, CPU), "two_ranks": (2, CPU), "bf16": (1, CPU | BF16), "two_ranks_bf16": (2, CPU | BF16)}
 """Ways to run tests: the number of ranks, and variables. `tests/cells.py` makes every run prove its cell."""
 SHORT_MATRIX = [*((name, "one_process") for name in PROJECTS), *(("together", cell) for cell in list(CELLS)[:3])]
-CELLS_ALONE = {
-    "pa-checkpoint": 2,
-    "pa-distributed": 2,
-    "pa-data": 1,
-    "pa-deepspeed": 1,
-    "pa-finetuning": 1,
-    "pa-ray": 1,
-}
-"""The number of cells: precision has no effect on the first two without pa-core, pa-data and pa-finetuning do not
-communicate, and pa-deepspeed and pa-ray start processes in the sessions `deepspeed` and `ray`."""
-EXTRAS_APART = {"deepspeed"}
-"""Extras that are built from source, which are installed only in the session of their name."""
+CELLS_ALONE = {"pa-checkpoint": 2, "pa-distributed": 2, "pa-data": 1, "pa-finetuning": 1, "pa-ray": 1}
+"""The number of cells: precision has no effect on the first four without pa-core, pa-data and pa-finetuning do not
+communicate, and Ray starts the processes of pa-ray itself, in the session `ray`."""
 FULL_MATRIX = [(name, cell) for name in OURS for cell in list(CELLS)[: CELLS_ALONE.get(name)]]
 
 
@@ -258,14 +249,6 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheels"])
-def deepspeed(session: nox.Session) -> None:
-    """Train with DeepSpeed's engine, and kill the runs."""
-    extra: list[str] = PROJECTS["pa-deepspeed"]["project"]["optional-dependencies"]["deepspeed"]
-    install(session, *extra, ours=["pa-deepspeed"])
-    session.run("pytest", "tests/on_deepspeed", "--whole-proof", *session.posargs, env=CPU)
-
-
-@nox.session(requires=["wheels"])
 def third_party(session: nox.Session) -> None:
     """Run scripts of users of timm, transformers and others, with the packages themselves, in each cell."""
     install(session, *of_groups("third-party"), ours=PROJECTS)
@@ -276,9 +259,8 @@ def third_party(session: nox.Session) -> None:
 
 def declared(name: str) -> list[str]:
     """Return the requirements of a distribution, with all extras, as its tests do."""
-    extras = PROJECTS[name]["project"].get("optional-dependencies", {})
-    of_extras = itertools.chain(*(lines for extra, lines in extras.items() if extra not in EXTRAS_APART))
-    return [*PROJECTS[name]["project"]["dependencies"], *of_extras]
+    project = PROJECTS[name]["project"]
+    return [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
 
 
 def with_ours(names: Iterable[str]) -> list[str]:
@@ -291,7 +273,7 @@ def with_ours(names: Iterable[str]) -> list[str]:
 
 def with_extras(name: str) -> str:
     """Return the name of a distribution, with all extras in brackets."""
-    extras = ",".join(PROJECTS[name]["project"].get("optional-dependencies", {}).keys() - EXTRAS_APART)
+    extras = ",".join(PROJECTS[name]["project"].get("optional-dependencies", {}))
     return f"{name}[{extras}]" if extras else name
 
 

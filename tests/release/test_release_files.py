@@ -15,7 +15,7 @@ from tools.release.built import build_twice, contents, differences
 from tools.release.trial import Installer, install_in_order
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-deepspeed", "pa-preflight", "pa-ray", "pa-schedulers", "pa-trial")
+LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-preflight", "pa-ray", "pa-schedulers", "pa-trial")
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ CLEAN = [
     "pa_compat",
     "pa_core",
     "pa_data",
-    "pa_deepspeed",
     "pa_distributed",
     "pa_finetuning",
     "pa_preflight",

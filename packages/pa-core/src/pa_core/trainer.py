@@ -598,7 +598,8 @@ class Trainer(
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as the arguments of ``train()`` say, once per update, after any scaling is undone."""
-        self._session.clip(self._session.parts[_OPTIMIZER])
+        if self.run_config.gradient_clip_value is not None or self.run_config.gradient_clip_norm is not None:
+            self._session.clip(self._session.parts[_OPTIMIZER].parameters)
 
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; override it to step the optimizer with other arguments.

@@ -71,13 +71,13 @@ _MOST_ITEMS, _MOST_OBJECTS = 1_000, 200_000
 _OURS: Final = frozenset(
     f"pa_{name}"
     for name in (
-        *("callbacks_extra", "checkpoint", "core", "data", "deepspeed", "distributed", "finetuning", "predictions"),
-        *("preflight", "schedulers", "trial"),
+        *("callbacks_extra", "checkpoint", "core", "data", "distributed", "finetuning", "predictions", "preflight"),
+        *("schedulers", "trial"),
     )
 ) | {"pytorch_accelerated"}
 _NOT_FOLLOWED: Final = (
     _OURS
-    | {"accelerate", "deepspeed", "numpy", "pandas", "polars", "pyarrow", "torch"}
+    | {"accelerate", "numpy", "pandas", "polars", "pyarrow", "torch"}
     | (sys.stdlib_module_names - {"argparse", "types"})  # which have plain namespaces
 )
 _FOLLOWED_OF_THEM: Final = (

@@ -155,7 +155,7 @@ class RunPart(Part):
             loss: The loss of the padding batch, which adds nothing, even if it is not finite.
             gathered: The tensors that the batch gathered from other processes, which compute gradients through them.
         """
-        if self.is_sharded or self.exchange.pads_batches:
+        if self.is_sharded:
             return zero_loss_of_padding(loss)
         in_graph = tensors_in_graph(loss, gathered)
         return torch.stack([tensor[:0].sum() for tensor in in_graph]).sum() if in_graph else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from pa_core._tensors import local_pieces
+from pa_core._torch import foreach
 from pa_core.engine.micro_batches import BatchPlace
 from pa_core.errors import BatchOutputError
 
@@ -44,7 +46,7 @@ class Accumulation:
         >>> for step, mean_loss, tokens in ((1, 1.0, 3), (2, 5.0, 1)):  # the mean over the four tokens is 2
         ...     place = BatchPlace(step, weight=0.5, ends_group=step == 2)
         ...     accumulation.scale_loss(parameter * mean_loss, place, batch_size=1, items=tokens).backward()
-        >>> accumulation.scale_gradients(parameter.grad.mul_, accumulation.items)
+        >>> accumulation.scale_gradients(lambda: [parameter], accumulation.items)
         >>> parameter.grad
         tensor(2.)
     """
@@ -100,11 +102,11 @@ class Accumulation:
         self.counts_nothing = (batch_size if items is None else items) == 0
         return batch_size if items is None and self.counts_samples else items
 
-    def scale_gradients(self, scale: Callable[[float | Tensor], None], total: float | Tensor) -> None:
+    def scale_gradients(self, parameters: Callable[[], Iterable[Tensor]], total: float | Tensor) -> None:
         """Turn the gradients of an update into the gradients of the mean over its items, if it counts items.
 
         Args:
-            scale: Multiplies the gradients, which were accumulated and averaged over the processes, by a factor; not
+            parameters: Returns the parameters whose gradients were accumulated, and averaged over the processes; not
                 called in an update that counts no items.
             total: The items of the update on all processes. A tensor on the device is not read, except after the first
                 update.
@@ -115,9 +117,12 @@ class Accumulation:
         reference = self.reference_items or 1.0
         if self.reference_items is None and float(total) > 0:
             self.reference_items = _power_of_two(float(total) / self._num_processes)
-        # Without items all gradients are zero.
-        at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
-        scale(reference * self._num_processes / at_least_one)
+        gradients = local_pieces(parameter.grad for parameter in parameters() if parameter.grad is not None)
+        if gradients:
+            # Without items all gradients are zero.
+            at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
+            factor = reference * self._num_processes / at_least_one
+            foreach("mul_", gradients, factor)
         self.items = 0.0
 
 

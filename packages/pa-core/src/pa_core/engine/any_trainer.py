@@ -749,9 +749,7 @@ class AnyTrainer(ABC):
             >>> trainer.is_sharded
             False
         """
-        setup = self._setup
-        will_be = setup.exchange.splits_models or (setup.sharding is not None and self.num_processes > 1)
-        return will_be or is_sharded_module(self.get_model())
+        return (self._setup.sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
     # Precision and device
 
@@ -1247,11 +1245,11 @@ class AnyTrainer(ABC):
             >>> trainer.fingerprint() == before
             False
         """
-        exchange = self._session.exchange
-        with exchange.whole():
-            return fingerprint(
-                self, shares_buffers=self._session.shares_buffers, requires_same_buffers=exchange.is_exact
-            )
+        return fingerprint(
+            self,
+            shares_buffers=self._session.shares_buffers,
+            requires_same_buffers=self._session.exchange.is_exact,
+        )
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once on each machine, without breaking progress bars; the other processes do nothing.
@@ -1386,7 +1384,7 @@ class AnyTrainer(ABC):
         if any(part.is_sharded for part in trained.values()):
             processes.wait_for_all("save_checkpoint() of a sharded model")
         writes = self.is_local_main_process if save_per_node else self.is_main_process
-        with self._session.exchange.whole(optimizers=save_optimizer), self._setup.optimizer_modes.evaluating():
+        with self._setup.optimizer_modes.evaluating():
             content = checkpoint.build_checkpoint(
                 trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only
             )
@@ -1438,10 +1436,7 @@ class AnyTrainer(ABC):
         if checkpoint.LOSS_FUNC not in trained and has_weights_of(self.loss_func, content):
             trained[checkpoint.LOSS_FUNC] = checkpoint.Trained(self.loss_func)
         optimizers = self.named_optimizers()
-        with (
-            self._session.exchange.whole(changes=True),
-            initial_hyperparameters.not_chosen_by_script(*optimizers.values()),
-        ):
+        with initial_hyperparameters.not_chosen_by_script(*optimizers.values()):
             load_checkpoint_into(
                 content,
                 trained,
@@ -1502,7 +1497,7 @@ class AnyTrainer(ABC):
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
             processes.wait_for_all("save_model() of a sharded model")
-        with self._session.exchange.whole(optimizers=False), self._setup.optimizer_modes.evaluating():
+        with self._setup.optimizer_modes.evaluating():
             save_safetensors(
                 self._setup.accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only
             )

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import _accelerate
-from pa_core._tensors import local_pieces
-from pa_core._torch import BUFFERS, foreach
+from pa_core._torch import BUFFERS
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.distributed.collectives import broadcast_tensors, values_of_all
 from pa_core.distributed.comparison import require_same_settings
@@ -27,7 +26,6 @@ from pa_core.engine.micro_batches import BatchPlace
 from pa_core.engine.parts import Part
 from pa_core.engine.reproducible_checks import require_own_batches
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
-from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.steps.default_step import own_backward_pass
 from pa_core.types import SizedIterable
 from pa_data.rng import seed_rng
@@ -60,10 +58,7 @@ class Exchange(Protocol):
                 for each batch:
                     start_batch     then the forward pass; before the backward passes of the last batch:
                     start_last_pass
-                    start_pass      before each backward pass
                 finish              for each part whose optimizer is stepped, before the step
-                scale_gradients     if items are counted, for example tokens
-                clip_gradients      if the run clips
                 end_step            after the step, if there are several parts
                 end_update          or drop_update, if no step is made
             end_epoch
@@ -74,10 +69,9 @@ class Exchange(Protocol):
     each.
 
     Every process calls these methods the same number of times, even a process that has no sample in a batch, so the
-    methods may communicate with the other processes. The exception is `start_pass`: a process without a sample calls it
-    only if `pads_batches` is True. `whole` is entered between updates, on every process. The remaining methods, for
-    example `holds_gradients`, answer questions. They are called between these calls, and must not communicate. An error
-    that a method raises ends the run.
+    methods may communicate with the other processes. The remaining methods, for example `holds_gradients`, answer
+    questions. They are called between these calls, and must not communicate. An error that a method raises ends the
+    run.
 
     Derive from `Alone`, whose methods do nothing, and override the methods that you need. For several processes, you
     need at least `finish`, which replaces each gradient with its mean over the processes and adds up the flags, and the
@@ -138,23 +132,6 @@ class Exchange(Protocol):
         If this constant is True, `start_batch` or `finish` has to make the buffers equal, and evaluations, predictions
         and training states use the buffers of the first process. If False, each process keeps its own buffers, and
         training states save the buffers of each process.
-        """
-        ...
-
-    @property
-    def splits_models(self) -> bool:
-        """Whether each process holds only a part of each weight during a run, a constant.
-
-        If it is True, ``trainer.is_sharded`` is True, and all processes call the models the same number of times, even
-        in evaluations. `whole` then has to make the weights whole.
-        """
-        ...
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether all processes have to run the same number of backward passes, a constant.
-
-        If it is True, a process without a sample in a batch computes the batch of another process, with the weight 0.
         """
         ...
 
@@ -276,25 +253,6 @@ class Exchange(Protocol):
         """
         ...
 
-    def start_pass(self, part: Part, loss: Tensor) -> None:
-        """Prepare for a backward pass.
-
-        Called before each backward pass, after `start_last_pass`, if both are called. Do not run the pass: the trainer
-        or the run does. A hook that you register on the loss is called when the pass begins.
-
-        Args:
-            part: The part whose gradients the pass computes.
-            loss: The loss of the pass, multiplied by its weight in the update.
-
-        Example:
-            >>> from pa_core.engine.exchange import Alone
-            >>> class CountPasses(Alone):
-            ...     num_passes = 0
-            ...     def start_pass(self, part, loss):
-            ...         self.num_passes += 1
-        """
-        ...
-
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Replace the gradients of the part with their means over the processes, and add up the flags.
 
@@ -335,57 +293,6 @@ class Exchange(Protocol):
             ...         sums = torch.tensor(flags(), dtype=torch.float32, device=parameter.device)
             ...         dist.all_reduce(sums)
             ...         return sums
-        """
-        ...
-
-    def scale_gradients(self, part: Part, factor: float | Tensor) -> None:
-        """Multiply all gradients of an update by a factor.
-
-        Called after `finish`, if steps count items, for example tokens, whose number in the update is known only then.
-        Only an exchange that keeps gradients elsewhere than in ``parameter.grad`` overrides it.
-
-        Args:
-            part: The trained part.
-            factor: The factor, the same on all processes; a tensor is on the device of the run.
-
-        Example:
-            >>> from pa_core.engine.exchange import Alone
-            >>> class Elsewhere(Alone):
-            ...     def __init__(self):
-            ...         self.gradients = []
-            ...     def scale_gradients(self, part, factor):
-            ...         for gradient in self.gradients:
-            ...             gradient *= factor
-        """
-        ...
-
-    def clip_gradients(self, part: Part, *, value: float | None, norm: float | None) -> Tensor | None:
-        """Clip the gradients of an update.
-
-        Called after `finish` and `scale_gradients`, before the optimizer step, if the run clips. Only an exchange that
-        keeps gradients elsewhere than in ``parameter.grad`` overrides it.
-
-        Args:
-            part: The trained part.
-            value: The largest absolute value of an element; None does not clip elements.
-            norm: The largest norm of all gradients together; None does not clip the norm.
-
-        Returns:
-            The norm before it was clipped, the same on all processes; None if ``norm`` is None.
-
-        Example:
-            >>> import torch
-            >>> from pa_core.engine.exchange import Alone
-            >>> class Elsewhere(Alone):
-            ...     def __init__(self):
-            ...         self.gradients = []
-            ...     def clip_gradients(self, part, *, value, norm):
-            ...         for gradient in self.gradients if value is not None else ():
-            ...             gradient.clamp_(-value, value)
-            ...         if norm is not None:
-            ...             total = torch.nn.utils.get_total_norm(self.gradients)
-            ...             torch.nn.utils.clip_grads_with_norm_(self.gradients, norm, total)
-            ...             return total
         """
         ...
 
@@ -431,31 +338,6 @@ class Exchange(Protocol):
 
         Called on every process if a process requested a stop, and if the script left the update. It is also called at
         the end of each training run, between two updates, where there is nothing to drop.
-        """
-        ...
-
-    def whole(self, *, optimizers: bool = True, changes: bool = False) -> AbstractContextManager[None]:
-        """Return a context in which weights and optimizer states are whole tensors on every process.
-
-        Entered on every process, between two updates: for training states, checkpoints, exports and fingerprints, and
-        to load a checkpoint. Only an exchange that keeps a part of them on each process overrides it.
-
-        Args:
-            optimizers: Whether the states of the optimizers are needed.
-            changes: Whether weights and states may be changed within the context. The exchange then has to use the
-                changed values.
-
-        Example:
-            >>> from contextlib import contextmanager
-            >>> from pa_core.engine.exchange import Alone
-            >>> class InParts(Alone):
-            ...     @contextmanager
-            ...     def whole(self, *, optimizers=True, changes=False):
-            ...         self.gather()
-            ...         yield
-            ...         self.split()
-            ...     def gather(self): ...
-            ...     def split(self): ...
         """
         ...
 
@@ -628,8 +510,6 @@ class Alone:
         is_exact: Whether weights are bit-for-bit identical on any number of processes: False, so that
             ``reproducible="any_processes"`` raises ``UnsupportedConfigurationError``.
         shares_buffers: Whether all processes use the same model buffers: True.
-        splits_models: Whether each process holds only a part of each weight: False.
-        pads_batches: Whether all processes have to run the same number of backward passes: False.
 
     Example:
         >>> import torch
@@ -655,8 +535,6 @@ class Alone:
     num_averaged: int = 1
     is_exact: bool = False
     shares_buffers: bool = True
-    splits_models: bool = False
-    pads_batches: bool = False
 
     def add(self, part: Part, called: Mapping[str, nn.Module], *, overlaps: bool) -> None:
         """Do nothing when a training run begins.
@@ -718,17 +596,6 @@ class Alone:
                 during the pass.
         """
 
-    def start_pass(self, part: Part, loss: Tensor) -> None:
-        """Do nothing before a backward pass.
-
-        The run calls this before each backward pass. Override it to act when a pass begins. See the example in
-        `Exchange.start_pass`.
-
-        Args:
-            part: The part whose gradients the pass computes.
-            loss: The loss of the pass, multiplied by its weight in the update.
-        """
-
     def finish(self, part: Part, flags: Callable[[], Sequence[float]]) -> Tensor | None:
         """Leave the gradients unchanged.
 
@@ -745,38 +612,6 @@ class Alone:
             processes, a tensor of shape ``(6,)`` on the device of the run.
         """
         return None
-
-    def scale_gradients(self, part: Part, factor: float | Tensor) -> None:
-        """Multiply the gradients of the part by a factor.
-
-        The run calls this after ``finish``, if steps count items, for example tokens. Override it only if your exchange
-        keeps gradients elsewhere than in ``parameter.grad``. See the example in `Exchange.scale_gradients`.
-
-        Args:
-            part: The trained part.
-            factor: The factor, the same on all processes.
-        """
-        gradients = local_pieces(parameter.grad for parameter in part.parameters() if parameter.grad is not None)
-        if gradients:
-            foreach("mul_", gradients, factor)
-
-    def clip_gradients(self, part: Part, *, value: float | None, norm: float | None) -> Tensor | None:
-        """Clip the gradients of the part; they may be sharded or sparse.
-
-        The run calls this before the optimizer step, if it clips. Override it only if your exchange keeps gradients
-        elsewhere than in ``parameter.grad``. See the example in `Exchange.clip_gradients`.
-
-        Args:
-            part: The trained part.
-            value: The largest absolute value of an element, or None.
-            norm: The largest norm of all gradients together, or None.
-
-        Returns:
-            The norm before it was clipped; None if ``norm`` is None.
-        """
-        if value is not None:
-            clip_gradient_values(part.parameters(), value)
-        return None if norm is None else clip_gradient_norm(part.parameters(), norm)
 
     def end_step(self, part: Part) -> None:
         """Do nothing after the optimizer step of one of several parts.
@@ -807,18 +642,6 @@ class Alone:
         The run calls this instead of ``end_update``, and once at the end of each training run. Override it to forget
         gradients that your exchange holds.
         """
-
-    def whole(self, *, optimizers: bool = True, changes: bool = False) -> AbstractContextManager[None]:
-        """Return a context that does nothing, because weights and optimizer states are whole.
-
-        The run enters it for training states, checkpoints, exports and fingerprints. Override it if your exchange keeps
-        only a part of them on each process. See the example in `Exchange.whole`.
-
-        Args:
-            optimizers: Whether the states of the optimizers are needed.
-            changes: Whether weights and states may be changed within the context.
-        """
-        return nullcontext()
 
     def average_each_pass(self, part: Part) -> None:
         """Do nothing for a trainer that overrides ``_run_train_epoch`` with its own loop.

@@ -33,6 +33,7 @@ from pa_core.engine.run_arguments import NO_ARGUMENTS, RunArguments
 from pa_core.engine.run_descriptions import describe_course
 from pa_core.engine.setup import RunState, Setup
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError, UnsupportedConfigurationError
+from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.steps.default_step import no_sample_counted
 from pa_core.steps.placeholders import TrainerPlaceholderValues
 from pa_core.tracking import StepMeans
@@ -390,8 +391,7 @@ class Session(RunState):
             return iter(())
         for part in self.parts.values():
             part.accumulation.counts_samples = count is not None and count.expected is None
-        needs_all = self.exchange.pads_batches or any(part.is_sharded for part in self.parts.values())
-        self.has_padding_batches = self.setup.hooks.pads or needs_all
+        self.has_padding_batches = self.setup.hooks.pads or any(part.is_sharded for part in self.parts.values())
         self.keeps_batch = self.has_padding_batches and not is_keyed(innermost(train_dl))
         batches = micro_batches(
             train_dl,
@@ -535,7 +535,7 @@ class Session(RunState):
 
     def _update_by_optimizers(self, part: Part, overflowed: bool) -> None:
         try:
-            self.clip(part)
+            self.clip(part.parameters)
             if not overflowed:
                 part.step()
                 if self.arguments.stepping.after == "update":
@@ -545,18 +545,17 @@ class Session(RunState):
             raise
         part.zero_grad()
 
-    def clip(self, part: Part) -> None:
+    def clip(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """Clip the gradients of an update by the arguments of the run.
 
         Args:
-            part: The part of the update.
+            parameters: Returns the parameters of the update.
         """
         config = self.trainer.run_config
-        value, norm = config.gradient_clip_value, config.gradient_clip_norm
-        if value is not None or norm is not None:
-            before = self.exchange.clip_gradients(part, value=value, norm=norm)
-            if norm is not None:
-                self.trainer.gradient_norm = before
+        if config.gradient_clip_value is not None:
+            clip_gradient_values(parameters(), config.gradient_clip_value)
+        if config.gradient_clip_norm is not None:
+            self.trainer.gradient_norm = clip_gradient_norm(parameters(), config.gradient_clip_norm)
 
     def step_schedulers(self, part: Part) -> None:
         """Step the schedulers of a part after its update.

@@ -197,10 +197,6 @@ class RunState:
         """The gradient scaler of fp16."""
         return self.setup.accelerator.scaler
 
-    def whole(self) -> AbstractContextManager[None]:
-        """Return a context in which weights and optimizer states are whole tensors on every process."""
-        return self.exchange.whole()
-
     def reference_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None if samples are counted."""
         return {name: part.accumulation.reference_items for name, part in self.parts.items()}

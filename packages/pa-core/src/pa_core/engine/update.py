@@ -167,7 +167,6 @@ class AnyUpdate:
         if loss is None:
             return
         scaled = accumulation.scale_loss(loss, place, samples, items)
-        exchange.start_pass(part, scaled)
         adds_nothing = accumulation.counts_nothing and not place.is_empty
         if part.is_split or adds_nothing:
             with part.passing(ends_update=place.ends_group, adds_nothing=adds_nothing):
@@ -206,7 +205,7 @@ class AnyUpdate:
         counts = part.accumulation
         others_may_count = totals is not None and (counts.counts_items is not False or counts.counts_samples)
         if own_items > 0 or others_may_count:
-            counts.scale_gradients(partial(session.exchange.scale_gradients, part), items)
+            counts.scale_gradients(part.parameters, items)
 
         # update; unscaled here, because overridden methods of a user may not handle a scaler
         scaler = session.setup.accelerator.scaler

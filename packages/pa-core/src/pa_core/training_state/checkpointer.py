@@ -66,10 +66,6 @@ class CheckpointedRun(Protocol):
         """The fp16 gradient scaler."""
         ...
 
-    def whole(self) -> AbstractContextManager[None]:
-        """Return a context in which weights and optimizer states are whole tensors."""
-        ...
-
     def reference_items(self) -> dict[str, float | None]:
         """Return the reference number of items of an update of each optimizer, by name; None if samples are counted."""
         ...
@@ -487,14 +483,13 @@ class Checkpointer:
         position = self._state.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = position._replace(eval_sets=self._interrupted.eval_sets)
-        with self._state.whole():
-            parts = self._capture(run, position)
-            requests, self._requests = self._requests, []
-            for request, extras in requests:
+        parts = self._capture(run, position)
+        requests, self._requests = self._requests, []
+        for request, extras in requests:
+            self._complete_last(call)
+            self._write(request, {**parts, "extras": extras}, position)
+            if not request.asynchronous:
                 self._complete_last(call)
-                self._write(request, {**parts, "extras": extras}, position)
-                if not request.asynchronous:
-                    self._complete_last(call)
 
     def _write(self, request: StateRequest, parts: Mapping[str, Any], position: Position) -> None:
         self._last_may_fail = request.may_fail
